@@ -1,0 +1,1 @@
+"""The harness: the same loop in practice and for people."""

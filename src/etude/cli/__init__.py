@@ -1,0 +1,1 @@
+"""Commands, and what people see of a run."""

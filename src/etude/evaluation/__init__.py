@@ -1,0 +1,1 @@
+"""Scores with intervals, over held-out tasks."""

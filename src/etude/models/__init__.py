@@ -1,0 +1,1 @@
+"""Loading models, rendering chats token-exact, tiny models for tests."""

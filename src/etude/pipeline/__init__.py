@@ -1,0 +1,1 @@
+"""The main job: recipe to steps to report; run folders and resume."""

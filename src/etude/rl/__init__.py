@@ -1,0 +1,1 @@
+"""The learning loop: groups, curriculum, steps."""

@@ -1,0 +1,1 @@
+"""Workspaces: where everything that a model or a repository wants to run is run."""

@@ -1,0 +1,1 @@
+"""Verified practice made from real repositories, and its grading."""

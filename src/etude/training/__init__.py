@@ -1,0 +1,1 @@
+"""Trainer, losses, batches, pretraining and fine-tuning."""
