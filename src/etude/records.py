@@ -205,5 +205,8 @@ class Trajectory:
     def policy_versions(self) -> frozenset[int]:
         """Encoded policy versions of all sampled tokens."""
         return frozenset(
-            int(v) for segment in self.segments for v in np.unique(segment.policy_versions) if v >= 0
+            int(v)
+            for segment in self.segments
+            for v in np.unique(segment.policy_versions)
+            if v >= 0
         )
