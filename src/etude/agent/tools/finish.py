@@ -1,0 +1,23 @@
+"""Ending the session."""
+
+from __future__ import annotations
+
+from etude.agent.tools.tool import Arguments, Tool, ToolContext, ToolResult
+
+
+class FinishArguments(Arguments):
+    """What the person reads at the end."""
+
+    message: str = ""
+
+
+class Finish(Tool[FinishArguments]):
+    """Ends the session with a message."""
+
+    name = "finish"
+    description = "end the work with a message"
+    arguments = FinishArguments
+
+    async def run(self, context: ToolContext, args: FinishArguments) -> ToolResult:
+        """See `Tool.run`."""
+        return ToolResult(args.message, final=True)

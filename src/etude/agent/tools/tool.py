@@ -1,0 +1,192 @@
+"""What a tool is, and the one place where a call is run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import posixpath
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+
+from etude.models.renderer import ToolCall, ToolSpec
+from etude.sandbox.protocol import WORKSPACE_ROOT, Workspace, WorkspaceError
+
+
+class ErrorClass(StrEnum):
+    """Why a call failed. Dashboards, rewards and hints all read this one field."""
+
+    MALFORMED_CALL = "malformed_call"
+    UNKNOWN_TOOL = "unknown_tool"
+    INVALID_ARGUMENTS = "invalid_arguments"
+    NOT_FOUND = "not_found"
+    WRONG_KIND = "wrong_kind"
+    """A folder where a file is needed, or a file that is no text."""
+    NO_MATCH = "no_match"
+    SEVERAL_MATCHES = "several_matches"
+    NO_CHANGE = "no_change"
+    STALE = "stale"
+    DENIED = "denied"
+    TIMEOUT = "timeout"
+    NONZERO_EXIT = "nonzero_exit"
+    NOT_RUN = "not_run"
+    """The session ended, or was cancelled, before the call was over."""
+    SANDBOX = "sandbox"
+    """The sandbox itself failed; the session ends as not measured."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call gave. `text` is what the model is told; `final` ends the session; `changed`
+    says that an edit of the workspace succeeded."""
+
+    text: str
+    error_class: ErrorClass | None = None
+    final: bool = False
+    changed: bool = False
+
+
+@dataclass
+class ToolContext:
+    """What a session lends to its tools: the workspace (made when first asked for), the deadline
+    of a call in seconds, and the bytes of each file as the session last saw them, by absolute
+    path inside the guest."""
+
+    workspace: Callable[[], Awaitable[Workspace]]
+    timeout: float
+    seen: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+class Arguments(BaseModel):
+    """Base of all argument models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character")
+    return text
+
+
+Word = Annotated[str, StringConstraints(min_length=1), AfterValidator(_no_nul)]
+"""A non-empty string that can stand in a command line or a path."""
+
+A = TypeVar("A", bound=Arguments)
+
+
+class Tool(ABC, Generic[A]):
+    """One tool. Tools keep no state, so one object serves every session."""
+
+    name: str
+    description: str
+    arguments: type[A]
+
+    @abstractmethod
+    async def run(self, context: ToolContext, args: A) -> ToolResult:
+        """Do it. A failure that the model can mend is a result with an `error_class`. Raises
+        WorkspaceError when the sandbox fails; an OSError that the guest saw is told by
+        `invoke`."""
+
+    def spec(self) -> ToolSpec:
+        """The tool as the model is told of it."""
+        schema = self.arguments.model_json_schema()
+        schema.pop("description", None)
+        schema.pop("title", None)
+        for property_schema in schema.get("properties", {}).values():
+            property_schema.pop("title", None)
+        return ToolSpec(self.name, self.description, schema)
+
+
+AnyTool = Tool[Any]
+
+
+def guest_path(path: str) -> str:
+    """`path` as an absolute one inside the guest, `.` and `..` resolved as text."""
+    return posixpath.normpath(posixpath.join(WORKSPACE_ROOT, path))
+
+
+def is_inside(path: str) -> bool:
+    """Whether an absolute guest path is a file below the workspace's root."""
+    return path.startswith(WORKSPACE_ROOT + "/")
+
+
+async def writable_path(context: ToolContext, path: str) -> str | ToolResult:
+    """Where a write to `path` would land, links followed by the guest, or the refusal when that
+    is outside the workspace."""
+    absolute = guest_path(path)
+    refusal = ToolResult(
+        f"{path} is outside {WORKSPACE_ROOT}; only files in there can be changed.",
+        ErrorClass.DENIED,
+    )
+    if not is_inside(absolute):
+        return refusal
+    workspace = await context.workspace()
+    found = await workspace.exec(["readlink", "-m", "--", absolute], timeout=context.timeout)
+    if found.exit_code != 0:
+        return ToolResult(f"{path}: {found.stderr.strip()}", ErrorClass.DENIED)
+    resolved = found.stdout.removesuffix("\n")
+    return resolved if is_inside(resolved) else refusal
+
+
+def _invalid(tool: AnyTool, error: ValidationError) -> ToolResult:
+    """One line that names each wrong argument."""
+    faults = [
+        f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+    names = ", ".join(tool.arguments.model_fields)
+    return ToolResult(
+        f"invalid arguments for {tool.name}({names}): {'; '.join(faults)}",
+        ErrorClass.INVALID_ARGUMENTS,
+    )
+
+
+def _told(error: OSError, path: str) -> ToolResult:
+    """An error of the guest's file system in the model's words."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ToolResult(f"{path} does not exist.", ErrorClass.NOT_FOUND)
+    if isinstance(error, IsADirectoryError):
+        return ToolResult(f"{path} is a folder.", ErrorClass.WRONG_KIND)
+    return ToolResult(f"{path}: permission denied.", ErrorClass.DENIED)
+
+
+def _encodable(arguments: Mapping[str, Any]) -> bool:
+    """JSON can spell lone surrogates (`"\\ud800"`), which no file and no token may hold."""
+    try:
+        json.dumps(dict(arguments), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+async def invoke(tools: Sequence[AnyTool], call: ToolCall, context: ToolContext) -> ToolResult:
+    """Run one call and return what came of it, always within the context's deadline and some
+    seconds of grace. Raises WorkspaceError when the sandbox itself failed."""
+    if call.error is not None:
+        return ToolResult(f"malformed tool call: {call.error}", ErrorClass.MALFORMED_CALL)
+    tool = next((tool for tool in tools if tool.name == call.name), None)
+    if tool is None:
+        known = ", ".join(tool.name for tool in tools)
+        return ToolResult(
+            f"there is no tool named {call.name!r}; the tools are: {known}.",
+            ErrorClass.UNKNOWN_TOOL,
+        )
+    if not _encodable(call.arguments):
+        return ToolResult("an argument is not valid Unicode.", ErrorClass.INVALID_ARGUMENTS)
+    try:
+        args = tool.arguments.model_validate(dict(call.arguments))
+    except ValidationError as error:
+        return _invalid(tool, error)
+    try:
+        # The sandbox keeps the deadline of a command; this one is for a sandbox that does not.
+        async with asyncio.timeout(context.timeout + 30):
+            return await tool.run(context, args)
+    except TimeoutError as error:
+        raise WorkspaceError(f"the sandbox did not answer {tool.name} in time") from error
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        return _told(error, str(call.arguments.get("path", ".")))
