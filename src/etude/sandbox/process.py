@@ -242,7 +242,6 @@ class GuestProcess:
             number = self._document("child-pid")
             if number is not None:
                 self._adopt(number)
-        self._told.set()
 
     def _adopt(self, pid: int) -> None:
         try:
@@ -252,6 +251,7 @@ class GuestProcess:
             return  # It failed while being set up; the monitor tells.
         if int(stat.rpartition(")")[2].split()[1]) == self._monitor.pid:
             self._init = init
+            self._told.set()
         else:
             init.close()
 
@@ -273,15 +273,11 @@ class GuestProcess:
     async def ready(self, seconds: float) -> int | None:
         """Wait until the namespaces exist. Returns the host id of the guest's init, which waits
         for `release`; None when bubblewrap failed before. Raises WorkspaceError at the deadline."""
-        told = asyncio.ensure_future(self._told.wait())
-        over = asyncio.ensure_future(self._status_pipe.ended.wait())
         try:
-            await asyncio.wait((told, over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            told.cancel()
-            over.cancel()
-        if not self._told.is_set() and not self._status_pipe.ended.is_set():
-            raise WorkspaceError(f"bubblewrap set up no guest in {seconds:.0f} s")
+            async with asyncio.timeout(seconds):
+                await self._either(self._told.wait(), self._status_pipe.ended.wait())
+        except TimeoutError:
+            raise WorkspaceError(f"bubblewrap set up no guest in {seconds:.0f} s") from None
         return None if self._init is None else self._init.pid
 
     def release(self) -> None:
@@ -328,9 +324,7 @@ class GuestProcess:
         try:
             async with asyncio.timeout(seconds):
                 # Before the init is known, killing the monitor could leave it behind, waiting.
-                while self._init is None and not self._status_pipe.ended.is_set():
-                    self._told.clear()
-                    await self._either(self._told.wait(), self._status_pipe.ended.wait())
+                await self._either(self._told.wait(), self._status_pipe.ended.wait())
                 self.kill()
                 await self._end.over.wait()
                 if self._init is not None:
