@@ -25,6 +25,7 @@ from etude.records import Bool, Float32, Int32, PolicyVersion
 from etude.training.batch import Batch, Sequence
 from etude.training.checkpoint import TrainerState, export_model, read_state, write_state
 from etude.training.forest import Row, grow
+from etude.training.forward import RowModel
 from etude.training.head import edges_of
 from etude.training.losses import (
     Denominators,
@@ -34,7 +35,6 @@ from etude.training.losses import (
     token_streams,
 )
 from etude.training.metrics import StepMetrics, Tally
-from etude.training.policy import Policy
 from etude.training.settings import TrainerSettings
 from etude.weights.update import Update
 
@@ -57,7 +57,7 @@ class Trainer:
         """Optimiser steps taken so far, kept across save and load."""
         dtype = _DTYPES[settings.dtype]
         model = _load(folder, torch.float32)
-        self.policy = Policy(model, settings.head_rows)
+        self.forward = RowModel(model, settings.head_rows)
         masters = {name: p.detach().clone() for name, p in model.named_parameters()}
         model.to(dtype)  # pyright: ignore[reportArgumentType]  # PreTrainedModel.to is decorated
         self._params = dict(model.named_parameters())
@@ -82,7 +82,7 @@ class Trainer:
 
             param.register_post_accumulate_grad_hook(collect)
         for name, param in self._params.items():
-            if param is self.policy.head_weight:
+            if param is self.forward.head_weight:
                 return self._grads[name]
         raise EtudeError(f"the output head of {self.folder} is no parameter; use another model")
 
@@ -109,6 +109,18 @@ class Trainer:
             }
         return optimizer
 
+    @property
+    def parameters(self) -> int:
+        """Number of trained parameters, tied ones counted once."""
+        return sum(master.numel() for master in self._masters.values())
+
+    def restart(self) -> None:
+        """Forget the moments and the step counter, keep the weights: for a new objective."""
+        self.steps = 0
+        for state in self._optimizer.state.values():
+            for tensor in cast("dict[str, Tensor]", state).values():
+                tensor.zero_()
+
     def rows(self, ids: Seq[Int32], wanted: Seq[Bool], temperatures: Seq[float]) -> list[Row]:
         """The forward passes that give the log-probs of `wanted` tokens."""
         return grow(
@@ -117,7 +129,7 @@ class Trainer:
             temperatures,
             row_nodes=self.settings.row_nodes,
             row_overhead=self.settings.row_overhead,
-            attention_cost=self.policy.attention_cost,
+            attention_cost=self.forward.attention_cost,
         )
 
     def step(self, batch: Batch, lr: float) -> StepMetrics:
@@ -179,7 +191,7 @@ class Trainer:
                 (grad,) = torch.autograd.grad(losses.total, leaf)
             return grad
 
-        scores = self.policy.backward(row, edges, objective, self._head_grad)
+        scores = self.forward.backward(row, edges, objective, self._head_grad)
         tally.add_row(row, scores, mine)
 
     def gradients(self) -> dict[str, Tensor]:
@@ -223,7 +235,7 @@ class Trainer:
         flat = np.full(sum(len(tokens) for tokens in ids), np.nan, dtype=np.float32)
         with self._threads():
             for row in self.rows(ids, wanted, [s.temperature for s in sequences]):
-                edges, scores = self.policy.logprobs(row)
+                edges, scores = self.forward.logprobs(row)
                 flat[edges.places.numpy()] = scores.logprobs.float().numpy()
         return np.split(flat, np.cumsum([len(tokens) for tokens in ids])[:-1])
 
@@ -249,7 +261,7 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """Write a normal Hugging Face folder with the tokenizer, in the compute dtype."""
-        export_model(self.policy.model, self.folder, folder)
+        export_model(self.forward.model, self.folder, folder)
 
     def _state(self) -> TrainerState:
         moments = cast("dict[Tensor, dict[str, Any]]", self._optimizer.state)
