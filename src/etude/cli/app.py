@@ -1,0 +1,252 @@
+"""The `etude` command. Nothing here imports torch before it is needed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from etude.errors import EtudeError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Turn an open-weights model and your own repositories into a coding agent.",
+)
+model_app = typer.Typer(no_args_is_help=True, help="Get models.")
+tasks_app = typer.Typer(no_args_is_help=True, help="Make verified tasks from a repository.")
+app.add_typer(model_app, name="model")
+app.add_typer(tasks_app, name="tasks")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine has, and how to mend what is missing.
+
+    Example: `etude doctor`
+    """
+    from etude.cli.doctor import examine, show
+    from etude.cli.screen import print_json
+
+    checks = examine()
+    if as_json:
+        print_json([vars(check) for check in checks])
+    else:
+        show(checks)
+    if not all(check.ok or not check.needed for check in checks):
+        raise typer.Exit(1)
+
+
+@model_app.command("pull")
+def model_pull(
+    name: Annotated[str, typer.Argument(help="A registered model, for example smollm2-135m.")],
+) -> None:
+    """Fetch a model into the cache, mend its tokenizer and verify it; works offline afterwards.
+
+    Example: `etude model pull smollm2-135m`
+    """
+    from etude.cli.screen import Screen
+    from etude.models.pull import pull
+
+    screen = Screen()
+    screen.say(f"{name} is at {pull(name, progress=screen.say)}")
+
+
+@model_app.command("list")
+def model_list(as_json: Json = False) -> None:
+    """List the registered models and where they are.
+
+    Example: `etude model list`
+    """
+    from etude.cli.screen import print_json, print_table
+    from etude.models.pull import registered
+
+    models = registered()
+    if as_json:
+        print_json([{"name": name, "folder": folder} for name, folder in models.items()])
+        return
+    rows = [[name, str(folder) if folder else "not pulled"] for name, folder in models.items()]
+    print_table("", ["model", "folder"], rows)
+
+
+@tasks_app.command("make")
+def tasks_make(
+    source: Annotated[str, typer.Argument(help="A folder, a git URL, or pypi:NAME.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the tasks to.")] = Path("tasks"),
+    preset: Annotated[str, typer.Option(help="Recipe whose numbers of tasks to use.")] = "demo",
+    seed: Annotated[int, typer.Option(help="Seed of splits and choice.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Remove features from a repository and keep those removals that its tests notice.
+
+    Example: `etude tasks make pypi:toolz --out toolz-tasks`
+    """
+    from etude.cli.screen import Screen, print_json
+    from etude.pipeline.recipe import Recipe
+    from etude.pipeline.workbench import make_tasks
+    from etude.progress import Silent
+
+    recipe = Recipe.preset(preset)
+    settings = recipe.tasks.model_copy(update={"seed": seed})
+    screen = Silent() if as_json else Screen()
+    result = _run(make_tasks, source, out, recipe.model_copy(update={"tasks": settings}), screen)
+    if as_json:
+        print_json(result)
+    else:
+        for name, value in result.items():
+            screen.say(f"{name}: {value}")
+
+
+@tasks_app.command("show")
+def tasks_show(
+    folder: Annotated[Path, typer.Argument(help="Folder that `tasks make` wrote.")],
+    task_id: Annotated[str, typer.Argument(help="One task; all are listed without it.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List tasks, or show one: prompt, answer and tests.
+
+    Example: `etude tasks show toolz-tasks`
+    """
+    from etude.cli.screen import Screen, print_json, print_table
+    from etude.tasks.library import load
+
+    tasks = load(folder).tasks
+    if not task_id:
+        if as_json:
+            print_json([task.model_dump(mode="json") for task in tasks])
+            return
+        rows = [[t.id, t.rung, t.split, t.function, str(len(t.target_tests))] for t in tasks]
+        print_table("", ["task", "rung", "split", "function", "tests"], rows)
+        return
+    chosen = next((task for task in tasks if task.id == task_id), None)
+    if chosen is None:
+        raise EtudeError(
+            f"{folder} has no task {task_id!r}; `etude tasks show {folder}` lists them"
+        )
+    if as_json:
+        print_json(chosen.model_dump(mode="json"))
+        return
+    screen = Screen()
+    screen.say(f"{chosen.id} · {chosen.function} · {chosen.split}\n\n{chosen.prompt}\n")
+    screen.say(f"answer: {chosen.answer.old!r} -> {chosen.answer.new!r}")
+    screen.say("tests: " + ", ".join(chosen.target_tests))
+
+
+@app.command()
+def practice(
+    source: Annotated[str, typer.Argument(help="A folder, a git URL, or pypi:NAME.")] = "",
+    preset: Annotated[str, typer.Option(help="A recipe that ships with Etude.")] = "demo",
+    recipe: Annotated[Path | None, typer.Option(help="A recipe of your own (TOML).")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME-TIME.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    model: Annotated[str, typer.Option(help="Model name, folder or hub id.")] = "",
+    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make tasks from a repository, let the model practise them, and show what it learnt.
+
+    Examples: `etude practice pypi:toolz --preset demo`,
+    `etude practice --resume runs/toolz-20261130-120000`
+    """
+    from etude.cli.screen import Screen, print_json, print_summary
+    from etude.pipeline.job import main_job
+    from etude.pipeline.recipe import Recipe
+    from etude.pipeline.report import write_report
+    from etude.pipeline.run import Run, default_folder
+    from etude.progress import Silent
+
+    screen = Silent() if as_json else Screen()
+    if resume is not None:
+        opened = Run.resume(resume)
+    else:
+        if not source:
+            raise EtudeError("name a repository: a folder, a git URL or pypi:NAME")
+        plan = Recipe.from_toml(recipe) if recipe else Recipe.preset(preset)
+        plan = plan.with_choices(source=source, model=model, seed=seed)
+        opened = Run.create(run or default_folder(source), plan)
+    with opened:
+        screen.say(f"run folder: {opened.folder}")
+        try:
+            summary = _run(main_job, opened, screen)
+        except KeyboardInterrupt:
+            screen.say(f"stopped; go on with `etude practice --resume {opened.folder}`")
+            raise
+        page = write_report(opened)
+        if as_json:
+            print_json({"run": str(opened.folder), **summary.to_json()})
+        else:
+            print_summary(summary)
+            screen.say(f"report: {page}")
+            screen.say(f"talk to the result: etude chat --model {opened.folder}")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write the page of a run again and print its table.
+
+    Example: `etude report runs/toolz-20261130-120000`
+    """
+    from etude.cli.screen import Screen, print_json, print_summary
+    from etude.pipeline.report import write_report
+    from etude.pipeline.run import Run
+    from etude.pipeline.summary import summarize
+
+    with Run.resume(run) as opened:
+        page = write_report(opened)
+        summary = summarize(opened)
+        if as_json:
+            print_json({"run": str(run), "report": str(page), **summary.to_json()})
+        else:
+            print_summary(summary)
+            Screen().say(f"report: {page}")
+
+
+@app.command()
+def chat(
+    model: Annotated[str, typer.Option(help="A run folder, model name, folder or hub id.")],
+    folder: Annotated[Path, typer.Option(help="Repository to work on (a copy of it).")] = Path(),
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+) -> None:
+    """Talk to a model in the harness that it practised in; its tools work in a sandbox.
+
+    The folder is shown copy-on-write: nothing in it changes. Example:
+    `etude chat --model runs/toolz-20261130-120000`
+    """
+    from etude.cli.chat import converse
+
+    _run(converse, model, folder, seed, temperature)
+
+
+def _run(function: Any, *args: Any) -> Any:
+    """Run a coroutine function to its end. SIGTERM ends it as Ctrl-C does, so that sandboxes are
+    closed either way."""
+    import asyncio
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    return asyncio.run(function(*args))
+
+
+def main() -> None:
+    """Entry point. An EtudeError is one sentence on stderr; anything else is a bug."""
+    try:
+        app()
+    except EtudeError as error:
+        sys.stderr.write(f"etude: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,82 @@
+"""The scripted expert: warm-up transcripts, and what the model thinks of reference answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from etude.agent.expert import expert_engine
+from etude.agent.prompts import SYSTEM_PROMPT
+from etude.agent.tools import default_tools
+from etude.errors import EtudeError
+from etude.inference.protocol import Engine
+from etude.models.renderer import Renderer
+from etude.progress import Progress, metered
+from etude.store import RolloutKey, RunStore
+from etude.tasks.attempt import Attempt, Attempts
+from etude.tasks.task import Task
+from etude.training.batch import Sequence as TokenSequence
+from etude.training.sft import sft_sequences
+from etude.training.trainer import Trainer
+
+_PHASE = "expert"
+_CHUNK = 8
+
+
+async def expert_sequences(
+    tasks: Sequence[Task],
+    *,
+    attempts: Callable[[Engine], Attempts],
+    renderer: Renderer,
+    store: RunStore,
+    progress: Progress,
+) -> list[TokenSequence]:
+    """Let the expert solve `tasks` in the real harness and sandbox, graded like anybody, and take
+    the transcripts that passed as training text. Raises EtudeError when none did."""
+    passed: list[TokenSequence] = []
+    with metered(progress, "expert transcripts", len(tasks), "tasks") as meter:
+        for index, task in enumerate(tasks):
+            key = RolloutKey(_PHASE, 0, task.id, 0)
+            engine = expert_engine(renderer, [("edit", task.answer.model_dump())])
+            await attempts(engine).collect([Attempt(key, task, 0)], store)
+            trajectory = store.rollout(key)
+            verdict = trajectory.outcome.verdict
+            if verdict is not None and verdict.score == 1.0:
+                passed += sft_sequences(trajectory)
+            meter.update(index + 1)
+    if not passed:
+        raise EtudeError("the reference answer of no warm-up task passed its own tests again")
+    return passed
+
+
+def reference_likelihoods(
+    tasks: Sequence[Task], trainer: Trainer, renderer: Renderer, progress: Progress
+) -> dict[str, float]:
+    """Probability, by task id, that the policy answers with exactly the reference edit: a lower
+    bound of its pass rate that costs one forward pass instead of a group of rollouts."""
+    tools = [tool.spec() for tool in default_tools()]
+    result: dict[str, float] = {}
+    with metered(progress, "screen tasks", len(tasks), "tasks") as meter:
+        for start in range(0, len(tasks), _CHUNK):
+            chunk = tasks[start : start + _CHUNK]
+            sequences: list[TokenSequence] = []
+            for task in chunk:
+                prompt = renderer.open(SYSTEM_PROMPT, tools, task.prompt)
+                answer = renderer.expert("", [("edit", task.answer.model_dump())])
+                sequences.append(_plain(prompt, answer))
+            wanted = [s.cross_entropy != 0 for s in sequences]
+            for task, logprobs in zip(chunk, trainer.logprobs(sequences, wanted), strict=True):
+                result[task.id] = math.exp(float(np.nansum(logprobs)))
+            meter.update(start + len(chunk))
+    return result
+
+
+def _plain(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
+    count = len(prompt) + len(answer)
+    weight = np.zeros(count, np.float32)
+    weight[len(prompt) :] = 1.0
+    zeros, unknown = np.zeros(count, np.float32), np.full(count, np.nan, np.float32)
+    ids = np.array([*prompt, *answer], np.int32)
+    return TokenSequence(ids, zeros, weight, zeros, unknown, unknown)

@@ -1,0 +1,128 @@
+"""A recipe: everything that a run was asked to do, in one file. Reading one imports no torch."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from etude.agent.settings import SessionSettings
+from etude.errors import EtudeError
+from etude.inference.settings import EngineSettings
+from etude.reward.settings import RewardSettings
+from etude.rl.settings import PracticeSettings
+from etude.tasks.settings import MakerSettings, PrepareSettings
+from etude.training.settings import PretrainSettings, TrainerSettings
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Budget(_Section):
+    """How long a supervised phase trains: `epochs` over its data, `minutes` at most. The learning
+    rate follows the epochs, so a phase that the ceiling cuts short ends before it has decayed
+    (the report says so). `tokens_per_step` is the size of one optimiser step."""
+
+    epochs: PositiveFloat = 2.0
+    minutes: PositiveFloat = 5.0
+    learning_rate: PositiveFloat = 1e-4
+    tokens_per_step: PositiveInt = 2048
+    warmup_share: float = Field(default=0.1, ge=0, le=1)
+
+
+class EvaluationSettings(_Section):
+    """Held-out evaluation: `samples` rollouts of each held-out task at temperature 1."""
+
+    samples: PositiveInt = 4
+
+
+class Concurrency(_Section):
+    """How many rollouts are in flight, and how many graders run beside them."""
+
+    rollouts: PositiveInt = 64
+    graders: PositiveInt = 2
+
+
+class Recipe(_Section):
+    """One run of the main job. Every section has the defaults of its package."""
+
+    name: str = "practice"
+    description: str = ""
+    source: str = ""
+    model: str = "smollm2-135m"
+    seed: int = 0
+    sandbox: str = "bubblewrap"
+    prepare: PrepareSettings = PrepareSettings()
+    tasks: MakerSettings = MakerSettings()
+    engine: EngineSettings = EngineSettings()
+    session: SessionSettings = SessionSettings()
+    concurrency: Concurrency = Concurrency()
+    reward: RewardSettings = RewardSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    windows: PretrainSettings = PretrainSettings()
+    pretrain: Budget = Budget()
+    warmup: Budget = Budget(minutes=3.0)
+    practice: PracticeSettings = PracticeSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    def with_choices(self, *, source: str = "", model: str = "", seed: int | None = None) -> Recipe:
+        """The same recipe with what was chosen on the command line; one seed rules them all."""
+        update: dict[str, Any] = {
+            key: value for key, value in (("source", source), ("model", model)) if value
+        }
+        if seed is not None:
+            update["seed"] = seed
+            update["tasks"] = self.tasks.model_copy(update={"seed": seed})
+            update["windows"] = self.windows.model_copy(update={"seed": seed})
+        return self.model_copy(update=update)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Recipe:
+        """Read a recipe. Raises EtudeError that names the file and the first wrong entry."""
+        try:
+            data = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise EtudeError(f"cannot read the recipe {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise EtudeError(f"the recipe {path} is no valid TOML: {error}") from error
+        return cls._validated(data, str(path))
+
+    @classmethod
+    def from_json(cls, path: Path) -> Recipe:
+        """Read the frozen recipe of a run."""
+        try:
+            return cls._validated(json.loads(path.read_text()), str(path))
+        except json.JSONDecodeError as error:
+            raise EtudeError(f"{path} is damaged: {error}") from error
+
+    @classmethod
+    def preset(cls, name: str) -> Recipe:
+        """A recipe that ships with Etude. Raises EtudeError that lists them."""
+        if name not in presets():
+            known = ", ".join(sorted(presets()))
+            raise EtudeError(f"there is no preset {name!r}; choose one of: {known}")
+        return cls._validated(tomllib.loads(presets()[name]), f"preset {name}")
+
+    @classmethod
+    def _validated(cls, data: Any, where: str) -> Recipe:
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise EtudeError(f"{where}: {field}: {first['msg']}") from error
+
+
+def presets() -> dict[str, str]:
+    """TOML text of the recipes that ship with Etude, by name."""
+    folder = resources.files("etude.recipes")
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text()
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    }

@@ -1,0 +1,110 @@
+"""What every phase works with: the sandbox, the prepared repository, its tasks, its graders."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    closing,
+    nullcontext,
+)
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etude.errors import EtudeError
+from etude.machine import cache_folder
+from etude.pipeline.recipe import Recipe
+from etude.progress import Progress
+from etude.sandbox.bubblewrap import BubblewrapSandbox
+from etude.sandbox.registry import open_sandbox
+from etude.tasks.grading import Grader
+from etude.tasks.library import TASKS, Library, load, save
+from etude.tasks.maker import make
+from etude.tasks.prepare import prepare
+from etude.tasks.repository import Repository
+from etude.tasks.runner import SuiteRunner
+from etude.tasks.task import Split
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The repository with a running pool of graders."""
+
+    sandbox: BubblewrapSandbox
+    repository: Repository
+    runner: SuiteRunner
+    grader: Grader
+
+
+@asynccontextmanager
+async def open_bench(
+    recipe: Recipe, progress: Progress, timer: AbstractAsyncContextManager[None] | None = None
+) -> AsyncGenerator[Bench]:
+    """Prepare the repository (or find it prepared), inside `timer`, and start its graders."""
+    async with timer or nullcontext():
+        sandbox = await open_sandbox(recipe.sandbox)
+        repository = await prepare(
+            recipe.source,
+            cache=cache_folder(),
+            sandbox=sandbox,
+            settings=recipe.prepare,
+            progress=progress.say,
+        )
+    progress.say(
+        f"{repository.name}: {len(repository.tests)} tests pass every time, one run takes"
+        f" {repository.suite_seconds:.1f} s"
+    )
+    workers = recipe.concurrency.graders
+    with closing(sandbox):
+        async with SuiteRunner(repository, sandbox, workers=workers) as runner:
+            yield Bench(sandbox, repository, runner, Grader(repository, runner))
+
+
+async def find_or_make_tasks(
+    bench: Bench, recipe: Recipe, folder: Path, progress: Progress
+) -> Library:
+    """Tasks in `folder`; made and saved there when it has none. Raises EtudeError when the
+    repository yields too few to learn or to measure anything."""
+    if (folder / TASKS).exists():
+        return load(folder)
+    made = await make(
+        bench.repository,
+        runner=bench.runner,
+        sandbox=bench.sandbox,
+        settings=recipe.tasks,
+        progress=progress.say,
+    )
+    library = Library(bench.repository, tuple(made.tasks))
+    counts = {split: sum(t.split is split for t in library.tasks) for split in Split}
+    missing = [split.value for split, count in counts.items() if count == 0]
+    if missing:
+        raise EtudeError(
+            f"{bench.repository.name} gave no {' and no '.join(missing)} task: its tests notice too"
+            " few of the removals that were tried; use a repository with more tests"
+        )
+    save(library, folder)
+    rejected = ", ".join(f"{reason}: {count}" for reason, count in made.rejected.most_common(3))
+    progress.say(
+        f"{len(library.tasks)} verified tasks ("
+        + ", ".join(f"{count} {split.value}" for split, count in counts.items())
+        + f"); rejected {sum(made.rejected.values())}"
+        + (f" ({rejected})" if rejected else "")
+    )
+    return library
+
+
+async def make_tasks(source: str, out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
+    """`etude tasks make`: prepare, make, save. Returns counts for printing."""
+    if out.exists():
+        raise EtudeError(f"{out} exists already; remove it or name another folder with --out")
+    recipe = recipe.with_choices(source=source)
+    async with open_bench(recipe, progress) as bench:
+        library = await find_or_make_tasks(bench, recipe, out, progress)
+    return {
+        "repository": library.repository.name,
+        "folder": str(out),
+        "tasks": len(library.tasks),
+        **{split.value: sum(t.split is split for t in library.tasks) for split in Split},
+    }

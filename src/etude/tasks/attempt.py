@@ -1,0 +1,134 @@
+"""An attempt: one agent session on one task, graded. Practice and evaluation use the same."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from etude.agent.session import Session
+from etude.agent.settings import SessionSettings
+from etude.agent.tools import default_tools
+from etude.errors import EtudeError
+from etude.inference.protocol import Engine
+from etude.models.renderer import Renderer
+from etude.records import StopReason, Trajectory, Verdict
+from etude.reward.settings import RewardSettings
+from etude.reward.terms import reward
+from etude.sandbox.protocol import Sandbox, Workspace
+from etude.store import RolloutKey, RunStore
+from etude.tasks.grading import Grader
+from etude.tasks.repository import Repository
+from etude.tasks.task import Task
+
+_TOLERATED_FAILURES = 8
+"""Unmeasured attempts in a row after which something is broken, not unlucky."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt to make: where its result is stored, the task, and the seed of its sampling."""
+
+    key: RolloutKey
+    task: Task
+    seed: int
+
+
+def attempt_seed(run_seed: int, key: RolloutKey) -> int:
+    """A seed that belongs to the attempt, not to the order in which attempts happen to run."""
+    digest = hashlib.sha256(f"{run_seed}/{key}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+class Attempts:
+    """Makes attempts, many at a time, and stores each as soon as it is graded."""
+
+    def __init__(
+        self,
+        *,
+        repository: Repository,
+        sandbox: Sandbox,
+        grader: Grader,
+        engine: Engine,
+        renderer: Renderer,
+        session: SessionSettings,
+        reward: RewardSettings,
+        concurrency: int,
+    ) -> None:
+        self._repository = repository
+        self._sandbox = sandbox
+        self._grader = grader
+        self._engine = engine
+        self._renderer = renderer
+        self._session = session
+        self._reward = reward
+        self._concurrency = concurrency
+
+    async def attempt(self, task: Task, *, seed: int, session_id: str) -> Trajectory:
+        """One session in a fresh workspace, then the verdict on what it left behind."""
+
+        async def workspace() -> Workspace:
+            made = await self._sandbox.create(self._repository.image())
+            for path, text in task.files.items():
+                await made.write(path, text.encode())
+            return made
+
+        settings = self._session.model_copy(update={"max_turns": task.max_turns, "seed": seed})
+        session = Session(
+            self._engine,
+            self._renderer,
+            workspace,
+            default_tools(),
+            settings,
+            session_id=session_id,
+            task_id=task.id,
+        )
+        trajectory = await session.run(task.prompt)
+        outcome = trajectory.outcome
+        if outcome.stop is StopReason.ERROR:
+            verdict = Verdict(None, f"the session failed: {outcome.detail}")
+        else:
+            verdict = await self._grader.grade(task, outcome.changes)
+        outcome = replace(outcome, verdict=verdict)
+        return replace(trajectory, outcome=replace(outcome, reward=reward(outcome, self._reward)))
+
+    async def collect(
+        self,
+        plan: Sequence[Attempt],
+        store: RunStore,
+        on_done: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        """Make every attempt of the plan that the store does not hold yet.
+
+        Attempts start in the plan's order, so siblings of a group stand together and share their
+        prompt in the engine. `on_done` is called with the number now stored. Raises EtudeError
+        when attempt after attempt cannot be measured.
+        """
+        missing = [item for item in plan if not store.has_rollout(item.key)]
+        done = len(plan) - len(missing)
+        on_done(done)
+        failures = 0
+        gate = asyncio.Semaphore(self._concurrency)
+
+        async def one(item: Attempt) -> None:
+            nonlocal done, failures
+            async with gate:
+                trajectory = await self.attempt(item.task, seed=item.seed, session_id=str(item.key))
+            store.put_rollout(item.key, trajectory)
+            verdict = trajectory.outcome.verdict
+            failures = 0 if verdict is not None and verdict.measured else failures + 1
+            if failures >= _TOLERATED_FAILURES:
+                reason = verdict.reason if verdict is not None else "no verdict"
+                raise EtudeError(
+                    f"{failures} attempts in a row could not be measured; the last one: {reason}"
+                )
+            done += 1
+            on_done(done)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for item in missing:
+                    group.create_task(one(item))
+        except* EtudeError as errors:
+            raise errors.exceptions[0] from None

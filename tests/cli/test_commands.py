@@ -1,0 +1,103 @@
+"""The command line as a person meets it: help, presets, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ETUDE = [sys.executable, "-c", "from etude.cli.app import main; main()"]
+
+
+def etude(*words: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, COLUMNS="120")
+    if cache is not None:
+        environment["ETUDE_CACHE"] = str(cache)
+    return subprocess.run(
+        [*ETUDE, *words], capture_output=True, text=True, timeout=110, env=environment, check=False
+    )
+
+
+def one_sentence(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2, one line on stderr that holds `words`, no traceback."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("etude: ")
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["doctor"],
+        ["model", "pull"],
+        ["model", "list"],
+        ["tasks", "make"],
+        ["tasks", "show"],
+        ["practice"],
+        ["report"],
+        ["chat"],
+    ],
+)
+def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+    result = etude(*command, "--help")
+    assert result.returncode == 0
+    assert "Example" in result.stdout
+    assert "etude " + " ".join(command) in result.stdout
+
+
+def test_doctor_finds_the_sandbox_by_running_it() -> None:
+    result = etude("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(result.stdout)}
+    assert checks["sandbox bubblewrap"]["ok"], checks["sandbox bubblewrap"]
+    assert checks["sandbox bubblewrap"]["found"] == "a guest ran"
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["practice"], ["repository"]),
+        (["practice", "x", "--preset", "nonsense"], ["nonsense", "demo"]),
+        (["practice", "--resume", "/nowhere/run"], ["/nowhere/run", "run folder"]),
+        (["practice", "x", "--recipe", "/nowhere.toml"], ["/nowhere.toml"]),
+        (["report", "/nowhere/run"], ["/nowhere/run"]),
+        (["tasks", "show", "/nowhere/tasks"], ["/nowhere/tasks"]),
+        (["model", "pull", "nonsense"], ["nonsense", "smollm2-135m"]),
+        (["chat", "--model", "/nowhere/model"], ["/nowhere/model"]),
+    ],
+)
+def test_bad_words_get_one_sentence(words: list[str], named: list[str]) -> None:
+    one_sentence(etude(*words), *named)
+
+
+def test_a_recipe_with_a_wrong_entry_names_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[practice]\ngroup_size = 1\n")
+    one_sentence(etude("practice", "x", "--recipe", str(recipe)), str(recipe), "group_size")
+    recipe.write_text("[practise]\n")
+    one_sentence(etude("practice", "x", "--recipe", str(recipe)), "practise")
+    recipe.write_text("[")
+    one_sentence(etude("practice", "x", "--recipe", str(recipe)), "TOML")
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda folder: None, ["no"]),
+        (lambda folder: folder.mkdir(), ["Python"]),
+    ],
+    ids=["missing", "empty"],
+)
+def test_not_a_repository(tmp_path: Path, make: object, named: list[str]) -> None:
+    source = tmp_path / "source"
+    make(source)  # type: ignore[operator]
+    result = etude("tasks", "make", str(source), "--out", str(tmp_path / "out"), cache=tmp_path)
+    one_sentence(result, "source", *named)
+    assert not (tmp_path / "out").exists()
