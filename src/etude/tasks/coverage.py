@@ -47,7 +47,7 @@ async def measure(repository: Repository, sandbox: Sandbox) -> CoverageMap:
         return _parse(kept.read_bytes(), repository)
     package = resources.files("etude.tasks")
     script = package.joinpath("coverage_guest.py").read_text("utf-8")
-    runner = package.joinpath("guest_runner.py").read_text("utf-8")
+    runner = package.joinpath("guest", "configuration.py").read_text("utf-8")
     workspace = await sandbox.create(repository.image())
     try:
         result = await workspace.exec(

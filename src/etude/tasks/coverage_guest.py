@@ -1,7 +1,7 @@
 """Runs the suite under coverage with a context per test. Read as text and run in the sandbox by
 the repository's interpreter (Python >= 3.9, with coverage and pytest); imported by nothing.
 
-argv: the text of `guest_runner` (which knows how the repository's pytest is configured) and the
+argv: the text of `guest.configuration` (which knows how the repository's pytest is configured) and the
 file to write; the ids of the tests come on standard input, one a line. Writes JSON:
 {"files": {path: {line: [test index or -1, ...]}}, "tests": [id, ...]}; -1 is import time.
 """
@@ -39,7 +39,7 @@ class Contexts:
 
 def main() -> None:
     """Measure and write."""
-    runner = types.ModuleType("guest_runner")
+    runner = types.ModuleType("guest_configuration")
     exec(sys.argv[1], runner.__dict__)
     target = sys.argv[2]
     tests = [line.rstrip("\n") for line in sys.stdin if line.strip()]
