@@ -52,7 +52,9 @@ def load(folder: Path, dtype: DType = "bfloat16", attention: Attention = "sdpa")
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     config = read_config(folder)
     renderer = HermesRenderer(load_tokenizer(folder))
     try:

@@ -35,7 +35,9 @@ def make_tiny(folder: Path, kind: Kind = "dense", seed: int = 0, vocab: int = 20
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(vocab)
     config = _config(kind, tokenizer.get_vocab_size())
