@@ -18,15 +18,18 @@ class RepetitionGuard:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, str], int] = {}
+        self._known: set[tuple[str, str, str]] = set()
 
     def count(self, call: ToolCall, result: ToolResult) -> int:
         """Record one call and return how many times it has now given this result."""
         if result.changed:
             self._counts.clear()
+            self._known.clear()
             return 1
         arguments = json.dumps(dict(call.arguments), sort_keys=True)
         key = (call.name, call.raw if call.error else arguments, result.text)
-        if call.name == "shell" and key not in self._counts:
+        if call.name == "shell" and key not in self._known:
             self._counts.clear()
+        self._known.add(key)
         self._counts[key] = self._counts.get(key, 0) + 1
         return self._counts[key]

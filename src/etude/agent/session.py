@@ -153,7 +153,7 @@ class Session:
                     changes, dropped = await self._baseline.changes(self._workspace)
             except (WorkspaceError, TimeoutError) as error:
                 reason = f"the final state could not be read: {error or 'time is up'}"
-                stop, dropped = _Stop(StopReason.ERROR, reason), ""
+                stop, dropped = _Stop(StopReason.ERROR, stop.detail), reason
             stop = _Stop(stop.reason, "; ".join(filter(None, (stop.detail, dropped))))
         return Trajectory(
             session_id=self._session_id,

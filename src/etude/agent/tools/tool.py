@@ -97,8 +97,12 @@ class Tool(ABC, Generic[A]):
         schema = self.arguments.model_json_schema()
         schema.pop("description", None)
         schema.pop("title", None)
-        for property_schema in schema.get("properties", {}).values():
-            property_schema.pop("title", None)
+        for name, described in schema.get("properties", {}).items():
+            # What may be left out is said by `required`; "or null" would only cost tokens.
+            kinds = [kind for kind in described.get("anyOf", ()) if kind != {"type": "null"}]
+            only = kinds[0] if len(kinds) == 1 else {}
+            kept = {key: value for key, value in described.items() if key not in ("anyOf", "title")}
+            schema["properties"][name] = {**only, **kept}
         return ToolSpec(self.name, self.description, schema)
 
 
