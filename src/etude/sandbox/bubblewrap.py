@@ -54,23 +54,23 @@ _NO_OVERLAY = (
 )
 
 
-class _LineLog:
-    """Passes whole lines of a stream on to a person's log."""
+class _LoggedCapture(Capture):
+    """Also passes whole lines on to a person's log."""
 
-    def __init__(self, capture: Capture, log: Callable[[str], None] | None) -> None:
-        self._capture = capture
+    def __init__(self, limit: int, log: Callable[[str], None] | None) -> None:
+        super().__init__(limit)
         self._log = log
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        self._capture.feed(data)
-        if self._log is None:
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._log(line.decode(errors="replace"))
+        super().feed(data)
+        if self._log is not None:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._log(line.decode(errors="replace"))
 
     def end(self) -> None:
+        """Pass on a last line without a newline."""
         if self._log is not None and self._rest:
             self._log(self._rest.decode(errors="replace"))
 
@@ -156,20 +156,20 @@ class BubblewrapSandbox:
             writable=writable,
             arguments=arguments,
         )
-        stdout, stderr = Capture(limits.output_bytes), Capture(limits.output_bytes)
-        out, err = _LineLog(stdout, log), _LineLog(stderr, log)
+        stdout = _LoggedCapture(limits.output_bytes, log)
+        stderr = _LoggedCapture(limits.output_bytes, log)
         layer = launcher.new_layer()
         group = launcher.new_group(limits)
         try:
             ended = await launcher.run(
-                image, layer, command, limits, group, timeout, out.feed, err
+                image, layer, command, limits, group, timeout, stdout.feed, stderr
             )
         finally:
             if group is not None:
                 await asyncio.to_thread(group.remove)
             await asyncio.to_thread(delete_tree, layer)
-        out.end()
-        err.end()
+        stdout.end()
+        stderr.end()
         note = f"\n[{ended.note}]\n" if ended.note else ""
         return ExecResult(
             exit_code=ended.exit_code,

@@ -59,7 +59,9 @@ class _Lines:
 class Guest:
     """A running process that is used once and killed. Made by `BubblewrapSandbox.spawn`."""
 
-    def __init__(self, launcher: Launcher, layer: Path, limits: Limits, group: Group | None) -> None:
+    def __init__(
+        self, launcher: Launcher, layer: Path, limits: Limits, group: Group | None
+    ) -> None:
         self._launcher = launcher
         self._layer = layer
         self._limits = limits

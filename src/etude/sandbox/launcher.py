@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from etude.errors import EtudeError
 from etude.sandbox.layers import copy_layer, delete_tree, layer_bytes, live_bytes
 from etude.sandbox.limits import Group, Groups, open_groups, set_resource_limits, tree_usage
-from etude.sandbox.process import Capture, GuestProcess
+from etude.sandbox.process import Capture, GuestProcess, adopt_orphans
 from etude.sandbox.protocol import WORKSPACE_ROOT, Image, Limits, WorkspaceError
 from etude.sandbox.runfolder import RunFolder
 from etude.sandbox.settings import SandboxSettings
@@ -64,6 +64,7 @@ class Launcher:
         program = find_bwrap(settings.bwrap)
         if program is None:
             raise EtudeError(MISSING)
+        adopt_orphans()
         self.settings = settings
         self._bwrap = program
         self.folder = RunFolder(root, settings.min_free_bytes)
@@ -117,7 +118,7 @@ class Launcher:
         group: Group | None,
         stdout: Callable[[bytes], None],
         stderr: Callable[[bytes], None],
-    ) -> AsyncIterator[GuestProcess]:
+    ) -> AsyncGenerator[GuestProcess]:
         """A guest under its limits whose command may begin; dead on leaving."""
         process = self.construct(image, layer, command, stdout, stderr)
         try:
@@ -147,9 +148,7 @@ class Launcher:
         for name, value in command.env.items():
             arguments += ["--setenv", name, value]
         try:
-            return GuestProcess(
-                self._bwrap, arguments, command.argv, stdout=stdout, stderr=stderr
-            )
+            return GuestProcess(self._bwrap, arguments, command.argv, stdout=stdout, stderr=stderr)
         except (OSError, ValueError) as error:
             raise WorkspaceError(f"could not start bubblewrap: {error}") from error
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def is_whiteout(info: os.stat_result) -> bool:
 
 
 @contextmanager
-def _opened(path: str, info: os.stat_result, need: int) -> Iterator[None]:
+def _opened(path: str, info: os.stat_result, need: int) -> Generator[None]:
     """Give the owner (the guest may have taken them) the rights to read `path`, for a while."""
     missing = stat.S_IMODE(info.st_mode) & need != need and os.geteuid() != 0
     if missing:
@@ -49,7 +49,7 @@ def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
     if len(os.fsencode(folder)) > _PATH_BYTES:
         raise WorkspaceError("the workspace nests folders deeper than a path can be long")
     with (
-        _opened(folder, os.lstat(folder), 0o700),  # noqa: PTH116
+        _opened(folder, os.lstat(folder), 0o700),
         os.scandir(folder) as entries,
     ):
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
@@ -87,7 +87,7 @@ def live_bytes(layer: Path) -> int:
         for _, folders, names, descriptor in os.fwalk(layer, follow_symlinks=False):
             for name in (*folders, *names):
                 with contextlib.suppress(FileNotFoundError):
-                    info = os.stat(name, dir_fd=descriptor, follow_symlinks=False)  # noqa: PTH116
+                    info = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                     total += info.st_blocks * 512 + _ENTRY_BYTES
     except RecursionError:
         raise WorkspaceError("the workspace nests folders too deep") from None
@@ -121,7 +121,7 @@ def copy_layer(source: Path, target: Path) -> None:
 
 def _copy_folder(old: str, new: str) -> None:
     Path(new).mkdir()
-    info = os.lstat(old)  # noqa: PTH116
+    info = os.lstat(old)
     with _opened(old, info, 0o700):
         for attribute in os.listxattr(old, follow_symlinks=False):
             if attribute.startswith("user."):
@@ -183,7 +183,7 @@ def _leaves(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def _lstat(path: str) -> os.stat_result | None:
     try:
-        return os.lstat(path)  # noqa: PTH116
+        return os.lstat(path)
     except FileNotFoundError:
         return None
 
@@ -253,8 +253,8 @@ class _Comparison:
             if self.left < 0:
                 raise WorkspaceError("the files that the workspace changed exceed its disk limit")
             data = _read(here, info)
-            same_kind = below is not None and stat.S_ISREG(below.st_mode)
-            if not (same_kind and data == _read(there, below)):
+            same = below is not None and stat.S_ISREG(below.st_mode) and data == _read(there, below)
+            if not same:
                 self.files[path] = data
         elif not (
             stat.S_ISLNK(info.st_mode)

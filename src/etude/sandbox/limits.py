@@ -187,9 +187,7 @@ def open_groups(name: str) -> Groups | None:
 def _try_member(group: Group) -> None:
     """Move a short-lived child in and end it. Raises OSError when that is not allowed."""
     read, write = os.pipe()
-    child = os.posix_spawn(
-        "/bin/cat", ["cat"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)]
-    )
+    child = os.posix_spawn("/bin/cat", ["cat"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)])
     os.close(read)
     try:
         group.add(child)

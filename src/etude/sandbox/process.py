@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from etude.sandbox.protocol import WorkspaceError
 
 T = TypeVar("T")
 _CHUNK = 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Capture:
@@ -169,7 +171,7 @@ class _End:
         return not poll.poll(0)
 
     def reap(self) -> None:
-        """Collect the process if it fell to us when its parent ended (we may be process 1)."""
+        """Collect the dead process, which fell to us if its parent ended first."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED | os.WNOHANG)
 
@@ -356,6 +358,15 @@ class GuestProcess:
         if self._init is not None:
             self._init.reap()
             self._init.close()
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of guests' inits whose bubblewrap ended first, so that they
+    can be collected: in a container whose process 1 collects nobody they would pile up as
+    zombies, one per command, until the container's process limit. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot adopt orphans")
 
 
 def _close(descriptor: int) -> None:

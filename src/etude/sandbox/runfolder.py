@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def _base(root: Path) -> Path:
 
 
 @contextmanager
-def _locked(base: Path) -> Iterator[None]:
+def _locked(base: Path) -> Generator[None]:
     """Only one process at a time makes or sweeps folders, so that none is seen half made."""
     descriptor = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -117,9 +117,7 @@ class RunFolder:
         self.path = base / f"{os.getpid()}-{secrets.token_hex(4)}"
         with _locked(base):
             self.path.mkdir(mode=0o700)
-            self._lock = os.open(
-                self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._owner = os.getpid()
         self._counter = 0
@@ -156,4 +154,3 @@ class RunFolder:
         remove_groups(self._groups)
         delete_tree(self.path)
         os.close(self._lock)
-

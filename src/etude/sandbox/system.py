@@ -4,7 +4,6 @@ for building environments the package installer's configuration. Everything else
 from __future__ import annotations
 
 import configparser
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -171,9 +170,7 @@ def installer(environ: Mapping[str, str], home: Path) -> tuple[list[str], dict[s
     env = {
         name: value
         for name, value in environ.items()
-        if name.startswith("PIP_")
-        or name in _CERTIFICATES
-        or name.lower() in _PROXIES
+        if name.startswith("PIP_") or name in _CERTIFICATES or name.lower() in _PROXIES
     }
     user = _user_config(environ, home)
     configs = [Path("/etc/pip.conf"), *([user] if user else [])]
@@ -193,7 +190,9 @@ def _user_config(environ: Mapping[str, str], home: Path) -> Path | None:
     named = environ.get("PIP_CONFIG_FILE")
     config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     # A named file, also one that is not there, takes the place of the usual ones.
-    places = [Path(named)] if named else [config_home / "pip" / "pip.conf", home / ".pip" / "pip.conf"]
+    places = (
+        [Path(named)] if named else [config_home / "pip" / "pip.conf", home / ".pip" / "pip.conf"]
+    )
     return next((place for place in places if place.is_file()), None)
 
 
