@@ -322,26 +322,36 @@ def test_case_15_twenty_turns_only_append(harness: Harness) -> None:
         ("ln -s ../../tmp link", "link/new"),
         ("true", "../tmp/new"),
         ("true", "/tmp/new"),
-        ("true", "/workspace"),
+        ("true", "/workspace/../tmp/new"),
     ],
 )
-def test_case_20_no_way_out_of_the_workspace(
-    harness: Harness, tmp_path: Path, make: str, path: str
-) -> None:
+def test_case_20_no_way_out_of_the_workspace(harness: Harness, make: str, path: str) -> None:
     outside = [Path("/tmp/new"), Path("/tmp/dangling")]
     assert not any(file.exists() for file in outside)
     passwd = Path("/etc/passwd").read_bytes()
-    _, (_, write, _, changed), after = harness(
+    _, (_, write, listed), after = harness(
         {"f": b"x\n"},
         ("shell", {"command": make}),
         ("write", {"path": path, "content": "evil\n"}),
         ("shell", {"command": "ls -A /tmp"}),
-        edit(path, "root", "evil"),
     )
-    assert write["error_class"] == changed["error_class"] == "denied"
+    assert write["error_class"] == "denied"
+    assert "outside" in write["text"]
+    assert listed["text"] == "(no output)"
     assert not any(file.exists() for file in outside)
     assert Path("/etc/passwd").read_bytes() == passwd
     assert set(after) <= {"link"}
+
+
+def test_case_20_what_the_guest_could_write_outside_is_not_edited(harness: Harness) -> None:
+    _, (_, changed, kept), _ = harness(
+        {},
+        ("shell", {"command": "echo theirs > /tmp/t; ln -s /tmp/t link"}),
+        edit("link", "theirs", "mine"),
+        ("shell", {"command": "cat /tmp/t"}),
+    )
+    assert changed["error_class"] == "denied"
+    assert kept["text"] == "theirs"
 
 
 def test_case_20_a_link_that_stays_inside_is_followed(harness: Harness) -> None:

@@ -16,7 +16,7 @@ from etude.agent.tools.tool import (
     ToolResult,
     Word,
     guest_path,
-    writable_path,
+    put,
 )
 
 
@@ -37,33 +37,22 @@ class Edit(Tool[EditArguments]):
 
     async def run(self, context: ToolContext, args: EditArguments) -> ToolResult:
         """See `Tool.run`."""
-        target = await writable_path(context, args.path)
-        if isinstance(target, ToolResult):
-            return target
         workspace = await context.workspace()
         try:
-            data = await workspace.read(target)
+            data = await workspace.read(args.path)
         except (FileNotFoundError, NotADirectoryError):
             return ToolResult(
                 f"{args.path} does not exist.{await similar_names(workspace, args.path)}",
                 ErrorClass.NOT_FOUND,
             )
-        known = last_seen(context, args.path, target)
-        news = what_changed(args.path, known, data)
+        news = what_changed(args.path, context.seen.get(guest_path(args.path)), data)
         edited = _edited(args, texts.decode(data))
         if isinstance(edited, ToolResult):
             # The likely cause goes first when the model's picture of the file is an old one.
             stale = news and edited.error_class is ErrorClass.NO_MATCH
             return ToolResult(f"{news}{edited.text}", ErrorClass.STALE) if stale else edited
-        after = texts.encode(edited)
-        await workspace.write(target, after)
-        context.seen[guest_path(args.path)] = context.seen[target] = after
-        return ToolResult(f"{news}edited {args.path}.", changed=True)
-
-
-def last_seen(context: ToolContext, path: str, target: str) -> bytes | None:
-    """What the session last saw of the file, under the name it used or the one it leads to."""
-    return context.seen.get(guest_path(path), context.seen.get(target))
+        refusal = await put(context, args.path, texts.encode(edited))
+        return refusal or ToolResult(f"{news}edited {args.path}.", changed=True)
 
 
 def what_changed(path: str, known: bytes | None, now: bytes) -> str:

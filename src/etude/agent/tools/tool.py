@@ -54,7 +54,7 @@ class ToolResult:
 class ToolContext:
     """What a session lends to its tools: the workspace (made when first asked for), the deadline
     of a call in seconds, and the bytes of each file as the session last saw them, by absolute
-    path inside the guest."""
+    path inside the guest (links not followed: a file with two names is two files here)."""
 
     workspace: Callable[[], Awaitable[Workspace]]
     timeout: float
@@ -114,27 +114,38 @@ def guest_path(path: str) -> str:
     return posixpath.normpath(posixpath.join(WORKSPACE_ROOT, path))
 
 
-def is_inside(path: str) -> bool:
-    """Whether an absolute guest path is a file below the workspace's root."""
-    return path.startswith(WORKSPACE_ROOT + "/")
+_PUT = """
+target=$(readlink -m -- "$1"; printf .); target=${target%??}
+case $target in "$2"/?*) ;; *) exit 121 ;; esac
+if [ -d "$target" ]; then echo "is a folder" >&2; exit 120; fi
+mkdir -p -- "${target%/*}" && exec cat > "$target"
+"""
 
 
-async def writable_path(context: ToolContext, path: str) -> str | ToolResult:
-    """Where a write to `path` would land, links followed by the guest, or the refusal when that
-    is outside the workspace."""
+async def put(context: ToolContext, path: str, data: bytes) -> ToolResult | None:
+    """Write a file whole, making its folders, or return the refusal.
+
+    The guest follows the links, and in the same command refuses a place outside the workspace:
+    a second command would cost a rollout more than all other work of an edit. `seen` then holds
+    `data`.
+    """
     absolute = guest_path(path)
-    refusal = ToolResult(
-        f"{path} is outside {WORKSPACE_ROOT}; only files in there can be changed.",
-        ErrorClass.DENIED,
-    )
-    if not is_inside(absolute):
-        return refusal
     workspace = await context.workspace()
-    found = await workspace.exec(["readlink", "-m", "--", absolute], timeout=context.timeout)
-    if found.exit_code != 0:
-        return ToolResult(f"{path}: {found.stderr.strip()}", ErrorClass.DENIED)
-    resolved = found.stdout.removesuffix("\n")
-    return resolved if is_inside(resolved) else refusal
+    done = await workspace.exec(
+        ["sh", "-c", _PUT, "put", absolute, WORKSPACE_ROOT], stdin=data, timeout=context.timeout
+    )
+    if done.timed_out:
+        raise WorkspaceError(f"writing {path} did not end within {context.timeout:g} s")
+    if done.exit_code == 121:
+        return ToolResult(
+            f"{path} is outside {WORKSPACE_ROOT}; only files in there can be changed.",
+            ErrorClass.DENIED,
+        )
+    if done.exit_code != 0:
+        kind = ErrorClass.WRONG_KIND if done.exit_code == 120 else ErrorClass.DENIED
+        return ToolResult(f"{path} cannot be written: {done.stderr.strip()}", kind)
+    context.seen[absolute] = data
+    return None
 
 
 def _invalid(tool: AnyTool, error: ValidationError) -> ToolResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etude.agent.tools import text as texts
-from etude.agent.tools.edit import last_seen, what_changed
+from etude.agent.tools.edit import what_changed
 from etude.agent.tools.tool import (
     Arguments,
     ErrorClass,
@@ -12,7 +12,7 @@ from etude.agent.tools.tool import (
     ToolResult,
     Word,
     guest_path,
-    writable_path,
+    put,
 )
 
 
@@ -33,24 +33,21 @@ class Write(Tool[WriteArguments]):
 
     async def run(self, context: ToolContext, args: WriteArguments) -> ToolResult:
         """See `Tool.run`."""
-        target = await writable_path(context, args.path)
-        if isinstance(target, ToolResult):
-            return target
         workspace = await context.workspace()
         try:
-            before = await workspace.read(target)
-        except FileNotFoundError:
+            before = await workspace.read(args.path)
+        except (FileNotFoundError, NotADirectoryError):
             before = None
-        known = last_seen(context, args.path, target)
         if before is not None:
-            news = what_changed(args.path, known, before)
+            news = what_changed(args.path, context.seen.get(guest_path(args.path)), before)
             if news:
                 return ToolResult(f"{news}Not written; read it again first.", ErrorClass.STALE)
         data = texts.encode(_in_style_of(before, args.content))
         if data == before:
             return ToolResult(f"{args.path} already has this content.", ErrorClass.NO_CHANGE)
-        await workspace.write(target, data)
-        context.seen[guest_path(args.path)] = context.seen[target] = data
+        refusal = await put(context, args.path, data)
+        if refusal is not None:
+            return refusal
         verb = "made" if before is None else "wrote"
         return ToolResult(f"{verb} {args.path} ({len(data)} bytes).", changed=True)
 
