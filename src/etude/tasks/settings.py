@@ -64,7 +64,7 @@ class MakerSettings(BaseModel):
     checks: bool = True
     """Attach held-out checks recorded from the reference."""
     workers: PositiveInt = 2
-    test_timeout: PositiveFloat = 30.0
+    test_timeout: PositiveFloat = 10.0
     """Deadline of one validation run, beside what the suite itself takes."""
     max_seconds: PositiveFloat = 600.0
     """When to stop looking, whatever is still wanted."""

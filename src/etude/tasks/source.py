@@ -139,7 +139,9 @@ async def _download(
         empty, out = Path(scratch) / "empty", Path(scratch) / "out"
         empty.mkdir()
         out.mkdir()
-        argv = [*pip_command(), "download", "--no-deps", "--no-binary", ":all:",
+        # Only this project from source: what its build needs may come as wheels.
+        name = requirement.split("==", 1)[0]
+        argv = [*pip_command(), "download", "--no-deps", "--no-binary", name,
                 "--no-cache-dir", "--dest", "/out", requirement]  # fmt: skip
         result = await sandbox.build(
             pip_image(empty),
