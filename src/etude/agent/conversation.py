@@ -71,7 +71,7 @@ def replay(
     Equal arrays prove that nothing but the recorded texts ever stood between the model's turns.
     Routes of experts are left out. Raises ValueError when events and turns do not fit together.
     """
-    system = next(e.data["text"] for e in trajectory.events if e.kind is EventKind.SYSTEM)
+    system = next((e.data["text"] for e in trajectory.events if e.kind is EventKind.SYSTEM), "")
     conversation = Conversation(renderer, system, tools)
     turns = iter([(segment, turn) for segment in trajectory.segments for turn in segment.turns])
     for event in trajectory.events:

@@ -167,20 +167,22 @@ class Session:
     async def close(self) -> None:
         """Close the workspace if the session made it. Idempotent."""
         if callable(self._source) and self._workspace is not None:
-            workspace, self._workspace = self._workspace, None
+            workspace, self._workspace, self._baseline = self._workspace, None, None
             async with asyncio.timeout(self._settings.workspace_timeout):
                 await workspace.close()
 
     async def _open_workspace(self) -> Workspace:
-        if self._workspace is None:
-            try:
-                async with asyncio.timeout(self._settings.workspace_timeout):
-                    made = await self._source() if callable(self._source) else self._source
-                    self._baseline = await Baseline.of(made)
-            except OSError as error:  # TimeoutError is one; none of them is the model's doing.
-                reason = str(error) or "time is up"
-                raise WorkspaceError(f"no workspace could be made: {reason}") from error
-            self._workspace = made
+        """The workspace, made and looked at when first asked for."""
+        try:
+            async with asyncio.timeout(self._settings.workspace_timeout):
+                if self._workspace is None:
+                    source = self._source
+                    self._workspace = await source() if callable(source) else source
+                if self._baseline is None:
+                    self._baseline = await Baseline.of(self._workspace)
+        except OSError as error:  # TimeoutError is one; none of them is the model's doing.
+            reason = str(error) or "time is up"
+            raise WorkspaceError(f"no workspace could be made: {reason}") from error
         return self._workspace
 
     async def _work(self) -> _Stop:
