@@ -85,6 +85,8 @@ class Guest:
         ]
 
     def _feed(self, data: bytes) -> None:
+        if self._killed:
+            return  # Read only to reach the end of the pipe.
         self._lines.feed(data)
         if self._lines.full and self._process is not None:
             self._process.stdout.pause()

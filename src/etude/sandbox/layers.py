@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from etude.sandbox.protocol import Diff, WorkspaceError
 
@@ -32,48 +33,58 @@ def is_whiteout(info: os.stat_result) -> bool:
 
 
 @contextmanager
-def _opened(path: str, info: os.stat_result, need: int) -> Generator[None]:
-    """Give the owner (the guest may have taken them) the rights to read `path`, for a while."""
-    missing = stat.S_IMODE(info.st_mode) & need != need and os.geteuid() != 0
-    if missing:
-        Path(path).chmod(stat.S_IMODE(info.st_mode) | need)
+def _readable(layer: Path) -> Generator[dict[str, int]]:
+    """Give ourselves, for a while, the rights that a guest took from its own files; root needs
+    none. Yields the modes of what was changed, by path."""
+    changed: dict[str, int] = {}
     try:
-        yield
+        if os.geteuid() != 0:
+            _unlock(str(layer), changed)
+        yield changed
     finally:
-        if missing:
-            Path(path).chmod(stat.S_IMODE(info.st_mode))
+        # Inner paths were changed after the folders that lead to them.
+        for path, mode in reversed(changed.items()):
+            Path(path).chmod(mode)
+
+
+def _unlock(layer: str, changed: dict[str, int]) -> None:
+    stack = [layer]
+    while stack:
+        folder = stack.pop()
+        for name, info in _entries(folder):
+            path = f"{folder}/{name}"
+            need = 0o700 if stat.S_ISDIR(info.st_mode) else 0o400
+            mode = stat.S_IMODE(info.st_mode)
+            if (stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode)) and mode & need != need:
+                changed[path] = mode
+                Path(path).chmod(mode | need)
+            if stat.S_ISDIR(info.st_mode):
+                stack.append(path)
 
 
 def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
     """(name, lstat) of a folder, sorted by name."""
     if len(os.fsencode(folder)) > _PATH_BYTES:
         raise WorkspaceError("the workspace nests folders deeper than a path can be long")
-    with (
-        _opened(folder, os.lstat(folder), 0o700),
-        os.scandir(folder) as entries,
-    ):
+    with os.scandir(folder) as entries:
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
     return sorted(found)
 
 
-def _read(path: str, info: os.stat_result) -> bytes:
-    with _opened(path, info, 0o400):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+def _open(path: str) -> BinaryIO:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.fdopen(descriptor, "rb")
+
+
+def _read(path: str) -> bytes:
+    with _open(path) as file:
         return file.read()
 
 
 def layer_bytes(layer: Path) -> int:
     """Bytes that a layer occupies: its blocks plus a flat charge per name."""
-    total = 0
-    stack = [str(layer)]
-    while stack:
-        folder = stack.pop()
-        for name, info in _entries(folder):
-            total += info.st_blocks * 512 + _ENTRY_BYTES
-            if stat.S_ISDIR(info.st_mode):
-                stack.append(f"{folder}/{name}")
-    return total
+    with _readable(layer):
+        return sum(info.st_blocks * 512 + _ENTRY_BYTES for _, info in _below(str(layer), ""))
 
 
 def live_bytes(layer: Path) -> int:
@@ -97,60 +108,59 @@ def live_bytes(layer: Path) -> int:
 def copy_layer(source: Path, target: Path) -> None:
     """Copy a layer, whiteouts, attributes and hard links included, to a new folder `target`.
     Sockets are left out: nobody listens on them any more."""
+    with _readable(source) as modes:
+        _copy_tree(str(source), str(target), modes)
+
+
+def _copy_tree(source: str, target: str, modes: dict[str, int]) -> None:
     links: dict[int, str] = {}
-    _copy_folder(str(source), str(target))
-    stack = [(str(source), str(target))]
     finished: list[tuple[str, int]] = []
+    _copy_folder(source, target)
+    stack = [(source, target)]
     while stack:
         here, there = stack.pop()
         for name, info in _entries(here):
             old, new = f"{here}/{name}", f"{there}/{name}"
+            mode = modes.get(old, stat.S_IMODE(info.st_mode))
             if stat.S_ISDIR(info.st_mode):
                 _copy_folder(old, new)
                 # The mode comes last: a folder without the write bit could not be filled.
-                finished.append((new, stat.S_IMODE(info.st_mode)))
+                finished.append((new, mode))
                 stack.append((old, new))
             elif info.st_nlink > 1 and info.st_ino in links and not is_whiteout(info):
                 os.link(links[info.st_ino], new, follow_symlinks=False)
             else:
                 links[info.st_ino] = new
-                _copy_leaf(old, new, info)
+                _copy_leaf(old, new, info, mode)
     for new, mode in reversed(finished):
         Path(new).chmod(mode)
 
 
 def _copy_folder(old: str, new: str) -> None:
     Path(new).mkdir()
-    info = os.lstat(old)
-    with _opened(old, info, 0o700):
-        for attribute in os.listxattr(old, follow_symlinks=False):
-            if attribute.startswith("user."):
-                value = os.getxattr(old, attribute, follow_symlinks=False)
-                os.setxattr(new, attribute, value, follow_symlinks=False)
-    os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+    for attribute in os.listxattr(old, follow_symlinks=False):
+        if attribute.startswith("user."):
+            value = os.getxattr(old, attribute, follow_symlinks=False)
+            os.setxattr(new, attribute, value, follow_symlinks=False)
 
 
-def _copy_leaf(old: str, new: str, info: os.stat_result) -> None:
+def _copy_leaf(old: str, new: str, info: os.stat_result, mode: int) -> None:
     kind = info.st_mode
     if stat.S_ISREG(kind):
-        with _opened(old, info, 0o400):
-            source = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(source, "rb") as reader, Path(new).open("xb") as writer:
+        with _open(old) as reader, Path(new).open("xb") as writer:
             shutil.copyfileobj(reader, writer, 1 << 20)
             for attribute in os.listxattr(reader.fileno()):
                 if attribute.startswith("user."):
                     os.setxattr(writer.fileno(), attribute, os.getxattr(reader.fileno(), attribute))
-        Path(new).chmod(stat.S_IMODE(kind))
+        # Before the mode: it may forbid the owner to do more.
+        os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+        Path(new).chmod(mode)
     elif stat.S_ISLNK(kind):
         Path(new).symlink_to(Path(old).readlink())
     elif stat.S_ISFIFO(kind):
-        os.mkfifo(new, stat.S_IMODE(kind))
+        os.mkfifo(new, mode)
     elif is_whiteout(info):
         os.mknod(new, stat.S_IFCHR, os.makedev(0, 0))
-        return
-    else:
-        return
-    os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
 
 
 def delete_tree(path: Path) -> None:
@@ -169,14 +179,15 @@ def delete_tree(path: Path) -> None:
             raise WorkspaceError(f"could not delete {path}: {detail}") from None
 
 
-def _leaves(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-    """(relative path, lstat) of everything below `folder` that is no folder."""
+def _below(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    """(relative path, lstat) of everything below `folder`; folders end with `/`."""
     stack = [(folder, prefix)]
     while stack:
         here, there = stack.pop()
         for name, info in _entries(here):
             if stat.S_ISDIR(info.st_mode):
                 stack.append((f"{here}/{name}", f"{there}{name}/"))
+                yield f"{there}{name}/", info
             else:
                 yield f"{there}{name}", info
 
@@ -188,13 +199,12 @@ def _lstat(path: str) -> os.stat_result | None:
         return None
 
 
-def _opaque(path: str, info: os.stat_result) -> bool:
-    with _opened(path, info, 0o700):
-        present = os.listxattr(path, follow_symlinks=False)
-        return any(
-            name in present and os.getxattr(path, name, follow_symlinks=False) == b"y"
-            for name in _OPAQUE
-        )
+def _opaque(path: str) -> bool:
+    present = os.listxattr(path, follow_symlinks=False)
+    return any(
+        name in present and os.getxattr(path, name, follow_symlinks=False) == b"y"
+        for name in _OPAQUE
+    )
 
 
 class _Comparison:
@@ -219,7 +229,7 @@ class _Comparison:
                 below = _lstat(f"{self.image}/{path}") if in_image else None
                 folder_below = below is not None and stat.S_ISDIR(below.st_mode)
                 if stat.S_ISDIR(info.st_mode):
-                    opaque = _opaque(f"{self.layer}/{path}", info)
+                    opaque = _opaque(f"{self.layer}/{path}")
                     if merged and (opaque or not folder_below):
                         self._hide(path, below)
                     stack.append((f"{path}/", folder_below, merged and folder_below and not opaque))
@@ -242,7 +252,8 @@ class _Comparison:
         if below is None:
             return
         if stat.S_ISDIR(below.st_mode):
-            self.gone.update(_leaves(f"{self.image}/{path}", f"{path}/"))
+            leaves = _below(f"{self.image}/{path}", f"{path}/")
+            self.gone.update((name, info) for name, info in leaves if not name.endswith("/"))
         else:
             self.gone[path] = below
 
@@ -252,8 +263,8 @@ class _Comparison:
             self.left -= info.st_size
             if self.left < 0:
                 raise WorkspaceError("the files that the workspace changed exceed its disk limit")
-            data = _read(here, info)
-            same = below is not None and stat.S_ISREG(below.st_mode) and data == _read(there, below)
+            data = _read(here)
+            same = below is not None and stat.S_ISREG(below.st_mode) and data == _read(there)
             if not same:
                 self.files[path] = data
         elif not (
@@ -271,4 +282,5 @@ def diff_layer(layer: Path, image: Path, max_bytes: int) -> Diff:
 
     Raises WorkspaceError when the changed files hold more than `max_bytes`.
     """
-    return _Comparison(layer, image, max_bytes).run()
+    with _readable(layer):
+        return _Comparison(layer, image, max_bytes).run()

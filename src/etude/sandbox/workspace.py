@@ -47,7 +47,7 @@ class BubblewrapWorkspace:
         self._launcher = launcher
         self._image = image
         self._limits = limits
-        self._layer = layer
+        self.layer = layer
         self._group: Group | None = None
         self._grouped = False
         self._snapshots: dict[str, Path] = {}
@@ -103,7 +103,7 @@ class BubblewrapWorkspace:
             task = asyncio.ensure_future(
                 self._launcher.run(
                     self._image,
-                    self._layer,
+                    self.layer,
                     command,
                     self._limits,
                     self._group,
@@ -173,7 +173,7 @@ class BubblewrapWorkspace:
         """A new workspace with the same files; snapshots stay with this one."""
         async with self._turn:
             self._check_open()
-            layer = await _in_thread(self._launcher.new_layer, self._layer)
+            layer = await _in_thread(self._launcher.new_layer, self.layer)
         return BubblewrapWorkspace(self._launcher, self._image, self._limits, layer)
 
     async def snapshot(self) -> str:
@@ -181,7 +181,7 @@ class BubblewrapWorkspace:
         async with self._turn:
             self._check_open()
             name = secrets.token_hex(8)
-            self._snapshots[name] = await _in_thread(self._launcher.new_layer, self._layer)
+            self._snapshots[name] = await _in_thread(self._launcher.new_layer, self.layer)
         return name
 
     async def restore(self, snapshot: str) -> None:
@@ -190,7 +190,7 @@ class BubblewrapWorkspace:
             self._check_open()
             source = self._snapshots[snapshot]
             layer = await _in_thread(self._launcher.new_layer, source)
-            old, self._layer = self._layer, layer
+            old, self.layer = self.layer, layer
             await _in_thread(delete_tree, old)
 
     async def diff(self) -> Diff:
@@ -199,7 +199,7 @@ class BubblewrapWorkspace:
         async with self._turn:
             self._check_open()
             return await _in_thread(
-                diff_layer, self._layer / "upper", self._image.root, self._limits.disk_bytes
+                diff_layer, self.layer / "upper", self._image.root, self._limits.disk_bytes
             )
 
     async def close(self) -> None:
@@ -214,7 +214,7 @@ class BubblewrapWorkspace:
         async with self._turn:
             if self._group is not None:
                 await asyncio.to_thread(self._group.remove)
-            for layer in (self._layer, *self._snapshots.values()):
+            for layer in (self.layer, *self._snapshots.values()):
                 await asyncio.to_thread(delete_tree, layer)
 
 
