@@ -96,6 +96,10 @@ class _Lost(Exception):
     """The guest fell silent after it had accepted the job; the text says how."""
 
 
+class _Noise(Exception):
+    """The guest's output was no message."""
+
+
 class SuiteRunner:
     """A pool of warm guests for one repository; use it as an async context manager.
 
@@ -229,7 +233,7 @@ class SuiteRunner:
             message = await _message(guest, WARM_SECONDS)
             if message != {"ready": True}:
                 raise WorkspaceError(f"a grading guest did not become ready: {message}")
-        except _Lost as lost:
+        except (_Lost, _Noise) as lost:
             await guest.kill()
             raise WorkspaceError(f"a grading guest did not start: {lost}") from lost
         except BaseException:
@@ -256,20 +260,38 @@ async def _hand_over(guest: Guest, job: dict[str, Any]) -> dict[str, Any]:
     try:
         await guest.write(json.dumps(job).encode("ascii") + b"\n")
         accepted = await _message(guest, GRACE_SECONDS)
-    except (_Lost, WorkspaceError) as lost:
+    except (_Lost, _Noise, WorkspaceError) as lost:
         raise WorkspaceError(f"a grading guest died before its job: {lost}") from lost
     if accepted != {"accepted": True}:
         raise WorkspaceError(f"a grading guest did not accept its job: {accepted}")
-    return await _message(guest, job["timeout"] + GRACE_SECONDS)
+    try:
+        async with asyncio.timeout(job["timeout"] + GRACE_SECONDS):
+            return await _signed(guest, job["token"])
+    except TimeoutError:
+        raise _Lost("no answer in time") from None
 
 
-async def _message(guest: Guest, seconds: float) -> dict[str, Any]:
-    """One message of the guest: JSON in pieces up to an empty line."""
+async def _signed(guest: Guest, token: str) -> dict[str, Any]:
+    """The first answer with the token; a candidate may write what it likes in between."""
+    while True:
+        try:
+            message = await _message(guest, None)
+        except _Noise:
+            continue
+        if message.get("token") == token:
+            if "answer" not in message:
+                raise _Lost(str(message.get("lost")))
+            return cast(dict[str, Any], message["answer"])
+
+
+async def _message(guest: Guest, seconds: float | None) -> dict[str, Any]:
+    """One message of the guest: JSON in pieces up to an empty line. Raises _Noise for anything
+    else, _Lost at the end or after `seconds`."""
     pieces: list[bytes] = []
     try:
         async with asyncio.timeout(seconds):
             while True:
-                line = await guest.readline(seconds)
+                line = await guest.readline(seconds or WARM_SECONDS + GRACE_SECONDS)
                 if not line:
                     raise _Lost(f"it ended. {guest.stderr_tail()}".strip())
                 if line == b"\n":
@@ -278,20 +300,22 @@ async def _message(guest: Guest, seconds: float) -> dict[str, Any]:
     except WorkspaceError as error:
         raise _Lost(str(error)) from error
     except TimeoutError:
-        raise _Lost(f"no answer within {seconds:.0f} s. {guest.stderr_tail()}".strip()) from None
+        raise _Lost(f"no answer in time. {guest.stderr_tail()}".strip()) from None
     try:
         message = json.loads(b"".join(pieces))
-    except ValueError:
-        raise _Lost("its answer was broken") from None
+    except (ValueError, RecursionError):
+        raise _Noise from None
     if not isinstance(message, dict):
-        raise _Lost("its answer was no object")
+        raise _Noise
     return cast(dict[str, Any], message)
 
 
 def _secrets() -> dict[str, Any]:
-    """What a candidate would have to know to imitate the end of a session."""
+    """What a candidate would have to know to imitate the end of a session; the token never
+    reaches the process that it runs in."""
     names = [f"test_{secrets.token_hex(4)}" for _ in range(2)]
     return {
+        "token": secrets.token_hex(16),
         "nonce": secrets.token_hex(16),
         "secret": 32 + secrets.randbelow(90),
         "canaries": {"good": names[0], "bad": names[1]},

@@ -1,10 +1,15 @@
-"""The trusted first process of a guest.
+"""The trusted processes of a guest.
 
-It imports pytest while the tree is still pristine, says so, and waits for one job on its standard
-input. It then writes the candidate's files, forks a child for the tests, and reports what the
-child's recorder sent through a pipe together with what it saw itself: how the child ended, and in
-what time. No code of the repository is ever imported here, nothing that is printed is ever
-parsed, and this process cannot be traced or opened through `/proc` by what it runs.
+The *notary* comes first and forks the *warden*, which imports pytest while the tree is still
+pristine, then says so. The notary reads the one job, keeps the host's token to itself and hands
+the rest on. The warden writes the candidate's files, forks a child for the tests, and reports what
+the child's recorder sent through a pipe together with what it saw itself: how the child ended, and
+in what time. The notary kills all that is still alive and signs the report with the token.
+
+No code of the repository is ever imported in these two, nothing that is printed is ever parsed,
+and neither can be traced or opened through `/proc` by what runs below them. What does run below
+can reach standard output all the same, by way of process 1; but it was forked from a process that
+never knew the token, so it can sign nothing.
 
 Lines on standard output are JSON; a long answer is cut into pieces that an empty line ends.
 """
@@ -30,6 +35,7 @@ from .configuration import plugin_names, read_config
 from .recorder import run_tests
 from .wire import ROOT, harden, send, write_all
 
+READY = b"ready\n"
 TAIL_BYTES = 4_000
 MAX_REPORT_BYTES = 64 << 20
 
@@ -51,8 +57,6 @@ def fork(
     try:
         os.close(read_end)
         os.close(channel)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
         harden(1)
@@ -264,22 +268,42 @@ def whole_records(data: bytes) -> Iterable[dict[str, Any]]:
         return
 
 
-def read_line() -> bytes:
-    """One line from standard input."""
+def read_line(fd: int) -> bytes:
+    """One line of a pipe, or what there is of it at the end."""
     chunks: list[bytes] = []
     while not chunks or not chunks[-1].endswith(b"\n"):
-        data = os.read(0, 1 << 20)
+        data = os.read(fd, 1 << 20)
         if not data:
             break
         chunks.append(data)
     return b"".join(chunks)
 
 
-def main() -> None:
-    """Warm up, wait for the job, run it, report, and wait to be killed."""
-    channel = os.dup(1)
-    os.dup2(2, 1)
-    harden(0)
+def notary(jobs: int, answers: int, channel: int) -> None:
+    """Announce the warden, take the job, sign the warden's answer."""
+    if read_line(answers) != READY:
+        return
+    send(channel, {"ready": True})
+    job = json.loads(read_line(0) or b"null")
+    if job is None:
+        return
+    token = job.pop("token")
+    send(channel, {"accepted": True})
+    write_all(jobs, json.dumps(job).encode("ascii") + b"\n")
+    answer = read_line(answers)
+    # Nothing that the candidate left behind may write between the lines of the answer.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    write_all(channel, b"\n\n")
+    try:
+        send(channel, {"token": token, "answer": json.loads(answer)})
+    except ValueError:
+        send(channel, {"token": token, "lost": "the tests' parent process was killed"})
+    signal.pause()
+
+
+def warden(jobs: int, answers: int) -> None:
+    """Warm up, say so, wait for the job, run it, answer."""
     importlib.import_module("pytest")
     for name in ("_pytest.doctest", "_pytest.junitxml", "_pytest.unittest", "_pytest.python_api"):
         with contextlib.suppress(ImportError):
@@ -292,11 +316,28 @@ def main() -> None:
     sys.argv[:] = ["pytest"]
     gc.collect()
     gc.freeze()
-    send(channel, {"ready": True})
-    line = read_line()
-    if not line:
+    write_all(answers, READY)
+    line = read_line(jobs)
+    os.close(jobs)
+    if line:
+        answer = run_job(json.loads(line), warm, answers)
+        write_all(answers, json.dumps(answer).encode("ascii") + b"\n")
+
+
+def main() -> None:
+    """Become two processes with a pipe each way."""
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    harden(0)
+    job_reader, job_writer = os.pipe()
+    answer_reader, answer_writer = os.pipe()
+    if os.fork():
+        os.close(job_reader)
+        os.close(answer_writer)
+        notary(job_writer, answer_reader, channel)
         return
-    job = json.loads(line)
-    send(channel, {"accepted": True})
-    send(channel, run_job(job, warm, channel))
-    signal.pause()
+    os.close(job_writer)
+    os.close(answer_reader)
+    os.close(channel)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    warden(job_reader, answer_writer)
