@@ -311,6 +311,9 @@ def test_case_15_twenty_turns_only_append(harness: Harness) -> None:
     (segment,) = trajectory.segments
     whole = segment.prompt_ids.tolist() + segment.completion_ids.tolist()
     assert whole == prompts[-1] + answers[20]
+    shown = harness.script.renderer.decode(whole)
+    for number in range(20):
+        assert shown.count(f"\nturn {number}\n</tool_response>") == 1
 
 
 @pytest.mark.parametrize(
