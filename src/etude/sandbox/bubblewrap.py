@@ -78,7 +78,10 @@ class _LoggedCapture(Capture):
 class BubblewrapSandbox:
     """Makes workspaces on this machine. Nothing is touched before the first use; `close` (also
     at the process's exit) deletes what all its workspaces wrote. Raises EtudeError on first use
-    when bubblewrap is missing or the run folder cannot hold anything."""
+    when bubblewrap is missing or the run folder cannot hold anything.
+
+    Guests die with the thread that started them, so run the event loop in a thread that stays.
+    The process becomes the parent of orphans below it (`process.adopt_orphans`)."""
 
     name = "bubblewrap"
 

@@ -4,8 +4,10 @@ process tree is measured while it runs; resource limits in both cases."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,23 +198,38 @@ def _try_member(group: Group) -> None:
         os.waitpid(child, 0)
 
 
-def remove_groups(folders: Sequence[Path]) -> None:
-    """Delete control groups with all groups in them. One that still holds a dying process is
-    tried again for some seconds, then left to the next sweep."""
+def remove_groups(folders: Sequence[Path]) -> bool:
+    """Kill what is left in control groups and delete them with all groups in them. False when
+    one still holds a dying process after some seconds; then the next sweep tries again."""
     deadline = time.monotonic() + _REMOVE_SECONDS
     for folder in folders:
         if not folder.is_dir():
             continue
         inner = [path for path in folder.rglob("*") if path.is_dir()]
         for path in [*reversed(inner), folder]:
-            while not _removed(path) and time.monotonic() < deadline:
+            while not _removed(path):
+                if time.monotonic() > deadline:
+                    return False
+                _kill_members(path)
                 time.sleep(0.01)
+    return True
+
+
+def _kill_members(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in (folder / "cgroup.procs").read_text().split():
+            # 0 stands for a process of a namespace that cannot be seen from here.
+            if int(line) > 0:
+                os.kill(int(line), signal.SIGKILL)
 
 
 def _removed(folder: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            folder.rmdir()
-        except OSError:
-            return not folder.exists()
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        return False
     return True

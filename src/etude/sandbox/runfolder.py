@@ -85,9 +85,9 @@ def sweep(root: Path | None = None) -> int:
                 claims.append((folder, claim))
     for folder, claim in claims:
         groups = folder / _GROUPS
-        if groups.exists():
-            remove_groups([Path(line) for line in groups.read_text().splitlines()])
-        delete_tree(folder)
+        named = groups.read_text().splitlines() if groups.exists() else []
+        if remove_groups([Path(line) for line in named]):
+            delete_tree(folder)
         os.close(claim)
     return len(claims)
 
@@ -151,6 +151,7 @@ class RunFolder:
         if os.getpid() != self._owner or not self.path.exists():
             return
         atexit.unregister(self.close)
-        remove_groups(self._groups)
-        delete_tree(self.path)
+        # A folder that stays tells the next sweep which groups are left.
+        if remove_groups(self._groups):
+            delete_tree(self.path)
         os.close(self._lock)
