@@ -3,7 +3,8 @@
 Sequences of one group share their prompt, and often the beginning of their answers. Sorted
 lexicographically, neighbours share the most, so a row is a run of neighbours; where to cut is
 chosen by dynamic programming over an estimate of the cost. Within a row the nodes stand in
-depth-first order, so that node j is an ancestor of node i exactly if j <= i < ends[j].
+depth-first order, so that node j is an ancestor of node i exactly if j <= i < ends[j]. Rows of
+about the same length go through the model side by side, in one *pass*.
 
 The log-prob of token t of a sequence belongs to an *edge*: from the node of its prefix `ids[:t]`
 to the token. Only prefixes that lead to a wanted edge become nodes.
@@ -11,6 +12,7 @@ to the token. Only prefixes that lead to a wanted edge become nodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +25,7 @@ from etude.records import Bool, Int32, Int64
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One forward pass. Nodes (N,): `tokens`, `depths` (0 at a root), `ends` (one past the last
+    """One packed trie. Nodes (N,): `tokens`, `depths` (0 at a root), `ends` (one past the last
     descendant). Edges (E,), sorted by node: `edge_nodes`, `edge_tokens`, `edge_temperatures`, and
     `edge_places`, the index of the token in the concatenation of all sequences."""
 
@@ -44,6 +46,56 @@ class Row:
         """(N, N): whether node i may attend to node j, its ancestor or itself."""
         place = np.arange(len(self.tokens))
         return (place[None, :] <= place[:, None]) & (place[:, None] < self.ends[None, :])
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """Rows (B) that go through the model together, padded on the right to the longest (T)."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def width(self) -> int:
+        """T."""
+        return max(len(row.tokens) for row in self.rows)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes without padding."""
+        return sum(len(row.tokens) for row in self.rows)
+
+    @property
+    def chains(self) -> bool:
+        """Whether plain causal attention serves all rows; padding on the right is then unseen."""
+        return all(row.chain for row in self.rows)
+
+    def tokens(self) -> Int64:
+        """(B, T), padded with 0."""
+        return self._padded([row.tokens for row in self.rows])
+
+    def depths(self) -> Int64:
+        """(B, T), padded with 0."""
+        return self._padded([row.depths for row in self.rows])
+
+    def visible(self) -> Bool:
+        """(B, T, T); a padded place sees itself, because an empty softmax is NaN."""
+        mask = np.broadcast_to(
+            np.eye(self.width, dtype=np.bool_), (len(self.rows),) + (self.width,) * 2
+        )
+        mask = mask.copy()
+        for number, row in enumerate(self.rows):
+            mask[number, : len(row.tokens), : len(row.tokens)] = row.visible()
+        return mask
+
+    def edge_nodes(self) -> Int64:
+        """(E,): places of the edges' nodes in the flattened (B * T)."""
+        return np.concatenate([row.edge_nodes + b * self.width for b, row in enumerate(self.rows)])
+
+    def _padded(self, arrays: Seq[Int64]) -> Int64:
+        result = np.zeros((len(arrays), self.width), np.int64)
+        for number, array in enumerate(arrays):
+            result[number, : len(array)] = array
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +122,10 @@ def grow(
     temperatures: Seq[float],
     *,
     row_nodes: int,
-    row_overhead: int,
     attention_cost: float,
 ) -> list[Row]:
-    """Rows that together hold exactly the edges `wanted[s][t]` of the sequences `ids`.
+    """Rows of at most `row_nodes` nodes that together hold exactly the edges `wanted[s][t]` of the
+    sequences `ids`. A single longer sequence gets a row of its own.
 
     `attention_cost` is what one more visible pair costs against one more node.
 
@@ -90,10 +142,38 @@ def grow(
     # Big-endian bytes sort like the ids themselves.
     paths.sort(key=lambda path: path.tokens.astype(">u4").tobytes())
     shared = [0] + [_common(a.tokens, b.tokens) for a, b in pairwise(paths)]
-    lengths = [len(path.tokens) for path in paths]
     source = _Source(ids, wanted, temperatures, np.cumsum([0, *(len(t) for t in ids)]))
-    cuts = _cut(lengths, shared, row_nodes, row_overhead, attention_cost)
-    return [_build(paths[start:end], shared[start:end], source) for start, end in cuts]
+
+    def costs(start: int) -> Iterator[float]:
+        nodes, longest = 0, 0
+        for end in range(start, len(paths)):
+            length = len(paths[end].tokens)
+            nodes += length - (shared[end] if end > start else 0)
+            longest = max(longest, length)
+            chain = nodes == longest
+            if nodes > row_nodes and not chain:
+                return
+            yield nodes + attention_cost * nodes * nodes * (0.5 if chain else 1.0)
+
+    return [
+        _build(paths[start:end], shared[start:end], source)
+        for start, end in _cheapest_runs(len(paths), costs)
+    ]
+
+
+def pack(rows: Seq[Row], *, row_nodes: int, overhead: int) -> list[Pass]:
+    """Passes of at most `row_nodes` places, padding included, over all `rows`. One more pass costs
+    as much as `overhead` places. A single longer row gets a pass of its own."""
+    ordered = sorted(rows, key=lambda row: len(row.tokens))
+
+    def costs(start: int) -> Iterator[float]:
+        for end in range(start, len(ordered)):
+            places = (end + 1 - start) * len(ordered[end].tokens)
+            if places > row_nodes and end > start:
+                return
+            yield overhead + places
+
+    return [Pass(tuple(ordered[a:b])) for a, b in _cheapest_runs(len(ordered), costs)]
 
 
 def _common(a: Int32, b: Int32) -> int:
@@ -103,32 +183,21 @@ def _common(a: Int32, b: Int32) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _cut(
-    lengths: Seq[int], shared: Seq[int], row_nodes: int, overhead: int, attention_cost: float
-) -> list[tuple[int, int]]:
-    """The cheapest runs `[start, end)` of at most `row_nodes` nodes; O(paths * paths per row)."""
-    count = len(lengths)
+def _cheapest_runs(count: int, costs: Callable[[int], Iterator[float]]) -> list[tuple[int, int]]:
+    """The cheapest way to cut `count` items into runs `[start, end)`. `costs(start)` yields the
+    costs of the runs from `start` of 1, 2, ... items, as far as they are allowed, at least one."""
     best = [0.0] + [float("inf")] * count
     back = [0] * (count + 1)
     for start in range(count):
-        nodes, longest = 0, 0
-        for end in range(start + 1, count + 1):
-            length = lengths[end - 1]
-            nodes += length - (shared[end - 1] if end - 1 > start else 0)
-            longest = max(longest, length)
-            chain = nodes == longest
-            if nodes > row_nodes and not chain:
-                break
-            pairs = nodes * nodes * (0.5 if chain else 1.0)
-            cost = best[start] + overhead + nodes + attention_cost * pairs
-            if cost < best[end]:
-                best[end], back[end] = cost, start
-    cuts: list[tuple[int, int]] = []
+        for end, cost in enumerate(costs(start), start + 1):
+            if best[start] + cost < best[end]:
+                best[end], back[end] = best[start] + cost, start
+    runs: list[tuple[int, int]] = []
     end = count
     while end > 0:
-        cuts.append((back[end], end))
+        runs.append((back[end], end))
         end = back[end]
-    return cuts[::-1]
+    return runs[::-1]
 
 
 def _build(

@@ -1,4 +1,4 @@
-"""A causal language model as the trainer runs it: rows in, gradients out."""
+"""A causal language model as the trainer runs it: passes in, gradients out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from etude.errors import EtudeError
-from etude.training.forest import Row
+from etude.training.forest import Pass
 from etude.training.head import Edges, EdgeScores, Objective, edges_of, score
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_
 
 
 class RowModel:
-    """Forward and backward of one model over rows, on the CPU, without dropout.
+    """Forward and backward of one model over passes, on the CPU, without dropout.
 
     Raises EtudeError for a model whose head or attention is outside what rows can express.
     """
@@ -49,34 +49,34 @@ class RowModel:
         pair = 2 * config.num_attention_heads * head_dim * config.num_hidden_layers
         return pair / max(dense, 1)
 
-    def hidden(self, row: Row) -> Tensor:
-        """Final hidden states (N, hidden size) of the row's nodes."""
-        tokens = torch.from_numpy(row.tokens)[None]
-        if row.chain:
+    def hidden(self, group: Pass) -> Tensor:
+        """Final hidden states (B * T, hidden size) of all places of a pass."""
+        tokens = torch.from_numpy(group.tokens())
+        if group.chains:
             out = self.trunk(input_ids=tokens, use_cache=False)
         else:
-            # sdpa takes a boolean mask; other attention functions need not, see `Trainer`.
+            # A boolean mask is right under sdpa only, which is what the trainer loads with.
             out = self.trunk(
                 input_ids=tokens,
-                attention_mask=torch.from_numpy(row.visible())[None, None],
-                position_ids=torch.from_numpy(row.depths)[None],
+                attention_mask=torch.from_numpy(group.visible())[:, None],
+                position_ids=torch.from_numpy(group.depths()),
                 use_cache=False,
             )
-        return cast(Tensor, out.last_hidden_state)[0]
+        return cast(Tensor, out.last_hidden_state).flatten(0, 1)
 
-    def logprobs(self, row: Row) -> tuple[Edges, EdgeScores]:
-        """Log-probs of the row's edges, nothing for a backward pass kept."""
-        edges = edges_of(row)
+    def logprobs(self, group: Pass) -> tuple[Edges, EdgeScores]:
+        """Log-probs of the pass's edges, nothing for a backward pass kept."""
+        edges = edges_of(group)
         with torch.inference_mode():
-            hidden = self.hidden(row)
+            hidden = self.hidden(group)
             scores, _ = score(hidden, self.head_weight, edges, head_rows=self._head_rows)
         return edges, scores
 
     def backward(
-        self, row: Row, edges: Edges, objective: Objective, head_grad: Tensor
+        self, group: Pass, edges: Edges, objective: Objective, head_grad: Tensor
     ) -> EdgeScores:
-        """Add the row's gradients to `.grad` of the trunk's parameters and to `head_grad`."""
-        hidden = self.hidden(row)
+        """Add the pass's gradients to `.grad` of the trunk's parameters and to `head_grad`."""
+        hidden = self.hidden(group)
         scores, hidden_grad = score(
             hidden,
             self.head_weight,

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.training.forest import Row
+from etude.training.forest import Pass
 
 _SOFTMAX_ROWS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The edges of a row by *position*: a distinct (node, temperature) pair, whose logits are
+    """The edges of a pass by *position*: a distinct (node, temperature) pair, whose logits are
     computed once. Positions (P,): `nodes`, `temperatures`. Edges (E,), sorted by position:
     `positions`, `tokens`, `places`."""
 
@@ -33,18 +33,22 @@ class Edges:
     places: Tensor
 
 
-def edges_of(row: Row) -> Edges:
-    """The edges of `row`, grouped."""
-    order = np.lexsort((row.edge_temperatures, row.edge_nodes))
-    nodes, temperatures = row.edge_nodes[order], row.edge_temperatures[order]
+def edges_of(group: Pass) -> Edges:
+    """The edges of a pass, grouped."""
+    nodes = group.edge_nodes()
+    temperatures = np.concatenate([row.edge_temperatures for row in group.rows])
+    order = np.lexsort((temperatures, nodes))
+    tokens = np.concatenate([row.edge_tokens for row in group.rows])[order]
+    places = np.concatenate([row.edge_places for row in group.rows])[order]
+    nodes, temperatures = nodes[order], temperatures[order]
     first = np.ones(len(order), np.bool_)
     first[1:] = (nodes[1:] != nodes[:-1]) | (temperatures[1:] != temperatures[:-1])
     return Edges(
         torch.from_numpy(nodes[first]),
         torch.from_numpy(temperatures[first]),
         torch.from_numpy(np.cumsum(first) - 1),
-        torch.from_numpy(row.edge_tokens[order]),
-        torch.from_numpy(row.edge_places[order]),
+        torch.from_numpy(tokens),
+        torch.from_numpy(places),
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from etude.records import Float32
 from etude.training.batch import Sequence
-from etude.training.forest import Row
+from etude.training.forest import Pass
 from etude.training.head import EdgeScores
 from etude.training.losses import StreamLosses, TokenStreams
 
@@ -39,7 +39,7 @@ class StepMetrics:
     sequences: int
     tokens: int
     nodes: int
-    rows: int
+    passes: int
     policy_tokens: int
     cross_entropy_tokens: int
     distillation_tokens: int
@@ -48,13 +48,13 @@ class StepMetrics:
 
 @dataclass
 class Tally:
-    """Sums over the rows of one step."""
+    """Sums over the passes of one step."""
 
     batch: Seq[Sequence]
     policy: float = 0.0
     cross_entropy: float = 0.0
     distillation: float = 0.0
-    rows: int = 0
+    passes: int = 0
     nodes: int = 0
     edges: int = 0
     entropy: float = 0.0
@@ -71,11 +71,11 @@ class Tally:
         self.cross_entropy += float(losses.cross_entropy.detach())
         self.distillation += float(losses.distillation.detach())
 
-    def add_row(self, row: Row, scores: EdgeScores, streams: TokenStreams) -> None:
-        """Count one row; `streams` are those of its edges, in the order of `scores`."""
-        self.rows += 1
-        self.nodes += len(row.tokens)
-        self.edges += len(row.edge_nodes)
+    def add_pass(self, group: Pass, scores: EdgeScores, streams: TokenStreams) -> None:
+        """Count one pass; `streams` are those of its edges, in the order of `scores`."""
+        self.passes += 1
+        self.nodes += group.nodes
+        self.edges += len(scores.logprobs)
         self.entropy += float(scores.entropy.sum())
         known = (streams.policy != 0) & ~streams.sampler_logprobs.isnan()
         gap: Tensor = scores.logprobs[known] - streams.sampler_logprobs[known]
@@ -104,7 +104,7 @@ class Tally:
             sequences=len(self.batch),
             tokens=sum(len(s.ids) for s in self.batch),
             nodes=self.nodes,
-            rows=self.rows,
+            passes=self.passes,
             policy_tokens=sum(int(np.count_nonzero(s.policy)) for s in self.batch),
             cross_entropy_tokens=sum(int(np.count_nonzero(s.cross_entropy)) for s in self.batch),
             distillation_tokens=sum(int(np.count_nonzero(s.distillation)) for s in self.batch),

@@ -25,12 +25,12 @@ class TrainerSettings(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled, on matrices only; norms and biases are never decayed."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    row_nodes: int = Field(default=768, ge=1)
-    """Most trie nodes (distinct prefixes) in one forward pass. A single longer sequence still
-    gets a pass of its own."""
-    row_overhead: int = Field(default=64, ge=0)
-    """Fixed cost of one more forward pass, in nodes: a pass reads every weight and writes every
-    gradient once, however few nodes it has."""
+    row_nodes: int = Field(default=1024, ge=1)
+    """Most trie nodes (distinct prefixes) that go through the model at once; memory grows with it.
+    A single longer sequence still gets a pass of its own."""
+    pass_overhead: int = Field(default=64, ge=0)
+    """Fixed cost of one more pass, in nodes: it reads every weight and writes every gradient once,
+    however few nodes it has."""
     head_rows: int = Field(default=512, ge=1)
     """Positions whose logits exist at the same time; (head_rows, vocab) is the largest buffer."""
     threads: int | None = Field(default=None, ge=1)

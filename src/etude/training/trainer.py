@@ -24,7 +24,7 @@ from etude.errors import EtudeError
 from etude.records import Bool, Float32, Int32, PolicyVersion
 from etude.training.batch import Batch, Sequence
 from etude.training.checkpoint import TrainerState, export_model, read_state, write_state
-from etude.training.forest import Row, grow
+from etude.training.forest import Pass, grow, pack
 from etude.training.forward import RowModel
 from etude.training.head import edges_of
 from etude.training.losses import (
@@ -121,16 +121,16 @@ class Trainer:
             for tensor in cast("dict[str, Tensor]", state).values():
                 tensor.zero_()
 
-    def rows(self, ids: Seq[Int32], wanted: Seq[Bool], temperatures: Seq[float]) -> list[Row]:
+    def passes(self, ids: Seq[Int32], wanted: Seq[Bool], temperatures: Seq[float]) -> list[Pass]:
         """The forward passes that give the log-probs of `wanted` tokens."""
-        return grow(
+        rows = grow(
             ids,
             wanted,
             temperatures,
             row_nodes=self.settings.row_nodes,
-            row_overhead=self.settings.row_overhead,
             attention_cost=self.forward.attention_cost,
         )
+        return pack(rows, row_nodes=self.settings.row_nodes, overhead=self.settings.pass_overhead)
 
     def step(self, batch: Batch, lr: float) -> StepMetrics:
         """One optimiser step on `batch` at learning rate `lr`.
@@ -149,7 +149,7 @@ class Trainer:
                     f"norm of {norm:g}; the weights were left as they were: lower the learning "
                     "rate or look at the batch"
                 )
-            if tally.rows:
+            if tally.passes:
                 self._apply(norm, lr)
             self.clear()
         return tally.finish(
@@ -164,18 +164,18 @@ class Trainer:
         wanted = [
             (s.policy != 0) | (s.cross_entropy != 0) | (s.distillation != 0) for s in sequences
         ]
-        rows = self.rows([s.ids for s in sequences], wanted, [s.temperature for s in sequences])
+        passes = self.passes([s.ids for s in sequences], wanted, [s.temperature for s in sequences])
         tally = Tally(sequences)
-        for row in rows:
-            self._backward(row, streams, divisors, tally)
+        for group in passes:
+            self._backward(group, streams, divisors, tally)
             if not math.isfinite(tally.loss):
                 break
         return tally
 
     def _backward(
-        self, row: Row, streams: TokenStreams, divisors: Denominators, tally: Tally
+        self, group: Pass, streams: TokenStreams, divisors: Denominators, tally: Tally
     ) -> None:
-        edges = edges_of(row)
+        edges = edges_of(group)
         mine = streams.select(edges.places)
 
         def objective(logprobs: Tensor, run: slice) -> Tensor:
@@ -191,8 +191,8 @@ class Trainer:
                 (grad,) = torch.autograd.grad(losses.total, leaf)
             return grad
 
-        scores = self.forward.backward(row, edges, objective, self._head_grad)
-        tally.add_row(row, scores, mine)
+        scores = self.forward.backward(group, edges, objective, self._head_grad)
+        tally.add_pass(group, scores, mine)
 
     def gradients(self) -> dict[str, Tensor]:
         """The float32 gradient sums by parameter name; views, zero after every step."""
@@ -234,8 +234,8 @@ class Trainer:
             wanted = [np.arange(len(tokens)) > 0 for tokens in ids]
         flat = np.full(sum(len(tokens) for tokens in ids), np.nan, dtype=np.float32)
         with self._threads():
-            for row in self.rows(ids, wanted, [s.temperature for s in sequences]):
-                edges, scores = self.forward.logprobs(row)
+            for group in self.passes(ids, wanted, [s.temperature for s in sequences]):
+                edges, scores = self.forward.logprobs(group)
                 flat[edges.places.numpy()] = scores.logprobs.float().numpy()
         return np.split(flat, np.cumsum([len(tokens) for tokens in ids])[:-1])
 
