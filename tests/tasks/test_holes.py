@@ -8,11 +8,12 @@ import textwrap
 import types
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from etude.tasks.holes import SourceFile, apply_edit, delete, find_holes, prompt
 from etude.tasks.settings import MakerSettings
 from etude.tasks.task import Rung
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SETTINGS = MakerSettings()
 MODULES = [textwrap, heapq, statistics]
@@ -98,7 +99,9 @@ STATEMENTS = st.one_of(
     EXPRESSIONS.map(lambda e: f"a, b = {e}; total += {e}"),
     EXPRESSIONS.map(lambda e: f"if {e}: return {e}"),
     EXPRESSIONS.map(lambda e: f"for i in {e}:\n    yield {e}\nelse:\n    pass"),
-    EXPRESSIONS.map(lambda e: f"try:\n    go({e})\nexcept (KeyError, OSError) as error:\n    raise"),
+    EXPRESSIONS.map(
+        lambda e: f"try:\n    go({e})\nexcept (KeyError, OSError) as error:\n    raise"
+    ),
     EXPRESSIONS.map(lambda e: f"@mark({e})\ndef inner(k={e}):\n    '''Doc é.'''\n    return {e}"),
     EXPRESSIONS.map(lambda e: f"if {e}:\n    pass\nelif {e}:\n    call({e})\nelse:\n    del e"),
     st.just('text = """two\n  lines ß"""  # comment \x0c after'),

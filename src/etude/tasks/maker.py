@@ -170,12 +170,13 @@ async def _collect(
         return found
     async with aclosing(_validated(_proposals(holes, split, state), split, state)) as results:
         async for task in results:
-            if taken[f"{task.path}::{task.function}"] >= state.settings.max_per_function:
+            if taken[task.function] >= state.settings.max_per_function:
                 state.rejected["enough from this function"] += 1
                 continue
-            taken[f"{task.path}::{task.function}"] += 1
+            taken[task.function] += 1
             found.append(task)
-            say(f"{rung} tasks, {split}: {len(found)}/{count}")
+            if len(found) % 10 == 0 or len(found) == count:
+                say(f"{rung} tasks, {split}: {len(found)} of {count}")
             if len(found) == count:
                 break
     return found
@@ -224,7 +225,7 @@ async def _validate(hole: Hole, tests: frozenset[str], split: Split, state: _Sta
         rung=hole.rung,
         split=split,
         path=hole.path,
-        function=hole.function,
+        function=f"{hole.path}::{hole.function}",
         prompt=prompt(hole, deletion, state.settings),
         files=changes,
         reference={hole.path: source.text},
@@ -248,6 +249,8 @@ async def _targets(
     others = [test for test in state.repository.tests if test not in known]
     limit = state.settings.test_timeout + 3 * state.repository.suite_seconds
     # A short suite is run at once: a second guest would cost more than the cheap rejections save.
+    # The tests that run the hole come first either way: what they leave behind in the process
+    # (filled caches) then belongs to them and not to whichever test happened to come earlier.
     short = state.repository.suite_seconds < SHORT_SUITE
     first = await state.runner.run(
         changes, [*touching, *others] if short else touching, timeout=limit
@@ -277,12 +280,9 @@ def _task_id(repository: Repository, hole: Hole) -> str:
 
 async def _with_checks(tasks: Sequence[Task], state: _State) -> list[Task]:
     """The tasks with the held-out checks of their function, recorded in one run for all."""
-    functions = sorted({f"{task.path}::{task.function}" for task in tasks})
+    functions = sorted({task.function for task in tasks})
     limit = state.settings.test_timeout + 10 * state.repository.suite_seconds
     checks: Mapping[str, list[Check]] = await record_all_checks(
         state.repository, state.runner, functions, state.repository.tests, timeout=max(limit, 60.0)
     )
-    return [
-        task.model_copy(update={"checks": checks[f"{task.path}::{task.function}"]})
-        for task in tasks
-    ]
+    return [task.model_copy(update={"checks": checks[task.function]}) for task in tasks]

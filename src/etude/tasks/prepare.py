@@ -159,7 +159,7 @@ async def _prepare(
         tests=(), suite_seconds=0.0,
     )  # fmt: skip
     say("running the tests three times")
-    tests, seconds = await _stable_tests(draft, means)
+    tests, seconds = await stable_tests(draft, means.sandbox, means.settings, say)
     repository = draft.model_copy(update={"tests": tests, "suite_seconds": seconds})
     partial = folder / f"{RECORD}.partial"
     partial.write_text(repository.model_dump_json(indent=1))
@@ -337,19 +337,27 @@ def _fingerprint(path: Path) -> str | None:
     return hashlib.sha256(data).hexdigest() if len(data) >= 200 else None
 
 
-async def _stable_tests(repository: Repository, means: _Means) -> tuple[tuple[str, ...], float]:
+async def stable_tests(
+    repository: Repository,
+    sandbox: BubblewrapSandbox,
+    settings: PrepareSettings,
+    say: Progress,
+) -> tuple[tuple[str, ...], float]:
     """Ids that pass as is, in random order and under another hash seed, and seconds of one run.
 
     Raises EtudeError when there are no tests, when they do not end, or when none passes.
     """
-    settings, timeout = means.settings, means.settings.suite_timeout
-    async with SuiteRunner(repository, means.sandbox, workers=settings.workers) as runner:
+    timeout = settings.suite_timeout
+    async with SuiteRunner(repository, sandbox, workers=settings.workers) as runner:
         first = await runner.run({}, None, timeout=timeout)
-        tests = _passed(repository, first, timeout)
+        _check_ended(repository, first, timeout)
+        tests = _passed(repository, first)
         others = await asyncio.gather(
             runner.run({}, tests, timeout=timeout, order_seed=settings.order_seed),
             runner.run({}, tests, timeout=timeout, hash_seed=settings.hash_seed),
         )
+    for other in others:
+        _check_ended(repository, other, timeout)
     stable = [t for t in tests if all(o.outcomes.get(t) == "passed" for o in others)]
     if not stable:
         raise EtudeError(
@@ -357,19 +365,22 @@ async def _stable_tests(repository: Repository, means: _Means) -> tuple[tuple[st
             "under another hash seed; such tests cannot grade anything."
         )
     if len(stable) < len(tests):
-        means.say(f"left out {len(tests) - len(stable)} tests that do not pass every time")
+        say(f"left out {len(tests) - len(stable)} tests that do not pass every time")
     return tuple(stable), first.seconds
 
 
-def _passed(repository: Repository, result: SuiteResult, timeout: float) -> list[str]:
+def _check_ended(repository: Repository, result: SuiteResult, timeout: float) -> None:
+    if result.timed_out:
+        raise EtudeError(f"{repository.source}: its tests did not end within {timeout:.0f} s.")
+
+
+def _passed(repository: Repository, result: SuiteResult) -> list[str]:
     source, known = repository.source, set(repository.source_files)
     # A doctest stands in the very file that tasks edit, so it cannot grade that file.
     outcomes = {t: o for t, o in result.outcomes.items() if t.split("::", 1)[0] not in known}
     passed = sorted(test for test, outcome in outcomes.items() if outcome == "passed")
     if passed:
         return passed
-    if not result.finished and not outcomes:
-        raise EtudeError(f"{source}: its tests did not end within {timeout:.0f} s.")
     tail = pip_error(result.tail)
     missing = re.findall(r"No module named '([^']+)'", result.tail)
     if missing:
