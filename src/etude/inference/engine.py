@@ -270,11 +270,11 @@ class TorchEngine:
         logits = self._model.step(decode, chunks)
         work = [*decode, *chunks]
         self._scheduler.advance(work)
+        self.counters.steps += 1
+        self.counters.tokens_fed += sum(item.count for item in work)
         slots = [item.slot for item in work if item.complete]
         if slots:
             self._sample(slots, logits)
-        self.counters.steps += 1
-        self.counters.tokens_fed += sum(item.count for item in work)
         self.counters.busy_s += time.perf_counter() - began
         self._progress = time.monotonic()
 

@@ -135,12 +135,12 @@ def slot_attention(
         raise NotImplementedError("attention sinks and soft caps are not supported")
     if sliding_window is not None and sliding_window < slot_cache.context:
         raise NotImplementedError(f"a sliding window of {sliding_window} tokens is not supported")
-    layer = cast(int, module.layer_idx)
+    layer = int(cast(Any, module).layer_idx)
     layout = slot_cache.layout
     assert layout is not None
     slot_cache.calls += 1
     keys, values = slot_cache.data[layer, 0], slot_cache.data[layer, 1]
-    _, heads, tokens, width = query.shape
+    heads, tokens, width = query.shape[1:]
     out = query.new_empty(tokens, heads, width)
     for run in layout.runs:
         out[run.rows] = _decode(run, query[0, :, run.rows], keys, values, scaling)

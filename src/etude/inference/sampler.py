@@ -40,7 +40,7 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Sampled:
     block = _first_above(edges, goal)
     before = torch.where(block > 0, edges.gather(1, (block - 1).clamp(min=0)), 0.0)
     inside = blocks[torch.arange(rows), block[:, 0]].double().cumsum(-1) + before
-    drawn = block * _BLOCK + _first_above(inside, goal)
+    drawn = (block * _BLOCK + _first_above(inside, goal)).clamp(max=vocab - 1)
     ids = torch.where(greedy[:, None], scores.argmax(-1, keepdim=True), drawn)
     logprobs = scores.gather(1, ids).double() - peak.double() - total.log()[:, None]
     return Sampled(ids[:, 0].tolist(), logprobs[:, 0].tolist())
@@ -49,7 +49,7 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Sampled:
 def _first_above(edges: Tensor, goal: Tensor) -> Tensor:
     """Index (rows, 1) of the first edge above `goal`: an entry of no weight has the edge of the
     one before it and is never taken. Where rounding leaves every edge at or below `goal`, the
-    last entry that has weight."""
+    last entry that has weight. (Edges that are no numbers give any index; the log-prob tells.)"""
     index = torch.searchsorted(edges, goal, right=True)
     last = torch.searchsorted(edges, edges[:, -1:].contiguous())
-    return torch.minimum(index, last)
+    return torch.minimum(index, last).clamp(max=edges.shape[1] - 1)

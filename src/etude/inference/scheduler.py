@@ -16,8 +16,6 @@ import numpy as np
 from etude.inference.protocol import Completion, Finish, Sampling
 from etude.records import Int32, Int64, Uint16
 
-WORTH_WAITING = 32
-"""Tokens that a request must save to wait for another one's prefill instead of starting."""
 UNKNOWN_EXPERT = 65535
 
 
@@ -39,7 +37,7 @@ class Request:
 class Slot:
     """One context. `ids` is a row of the shared table; positions [0, computed) have keys and
     values, `length` ids are known. `fresh` says that all of them belong to the present weights.
-    `family` marks slots whose first `shared` positions were copied from one another."""
+    """
 
     index: int
     ids: Int32
@@ -117,7 +115,7 @@ class Scheduler:
             reuse, coming = self._prefixes(request.prompt)
             source = int(reuse.argmax())
             saved = int(reuse[source])
-            if coming - saved >= WORTH_WAITING:
+            if coming > saved:
                 continue
             self.waiting.remove(request)
             self._place(request, self.slots[source], saved)
