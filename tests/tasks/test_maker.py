@@ -125,8 +125,8 @@ def small(root: Path) -> Repository:
     (root / "tests").mkdir(parents=True)
     (root / "words.py").write_text(SOURCE)
     (root / "tests" / "test_words.py").write_text(TESTS)
-    names = ("count", "split", "longest[words0-WORD]", "longest[words1-None]", "tolerant", "register",
-             "shy", "source_of_shy")  # fmt: skip
+    names = ("count", "split", "longest[words0-WORD]", "longest[words1-None]", "tolerant",
+             "register", "shy", "source_of_shy")  # fmt: skip
     return Repository(
         key="small", name="words", source=str(root), root=root, env=Path(sys.prefix),
         source_files=("words.py",), test_files=("tests/test_words.py",),

@@ -116,7 +116,8 @@ def test_requirements_of_tests_are_found_wherever_they_are_declared(tmp_path: Pa
     (tmp_path / "requirements" / "tests.txt").write_text("zeta\n")
     (tmp_path / "requirements.txt").write_text("runtime-only\n")
     (tmp_path / "tox.ini").write_text(
-        "[testenv]\ndeps =\n    eta\n    py27: theta\n    {[base]deps}\n    -r{toxinidir}/more.txt\n"
+        "[testenv]\ndeps =\n    eta\n    py27: theta\n    {[base]deps}\n"
+        "    -r{toxinidir}/more.txt\n"
     )
     assert declared_requirements(tmp_path) == [
         "alpha>=1", "beta", "gamma", "epsilon; python_version > '3'", "delta==2", "zeta", "eta",

@@ -35,7 +35,8 @@ def test_a_folder_is_copied_without_history_caches_artefacts_and_links(tmp_path:
     root = write(tmp_path / "proj", pkg__a_py="x = 1\n", docs__build__b_py="")
     for junk in (".git/config", "pkg/__pycache__/a.pyc", ".venv/x.py", "build/lib/pkg/a.py",
                  "dist/p.whl", "proj.egg-info/PKG-INFO", "src/q.egg-info/x", ".coverage",
-                 ".mypy_cache/c.py", "myenv/pyvenv.cfg", "myenv/lib/pkg.py", "pkg/old.pyc"):  # fmt: skip
+                 ".mypy_cache/c.py", "myenv/pyvenv.cfg", "myenv/lib/pkg.py",
+                 "pkg/old.pyc"):  # fmt: skip
         (root / junk).parent.mkdir(parents=True, exist_ok=True)
         (root / junk).write_text("junk")
     (root / "PKG-INFO").write_text("Name: proj")

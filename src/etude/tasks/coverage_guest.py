@@ -1,8 +1,8 @@
 """Runs the suite under coverage with a context per test. Read as text and run in the sandbox by
 the repository's interpreter (Python >= 3.9, with coverage and pytest); imported by nothing.
 
-argv: the text of `guest.configuration` (which knows how the repository's pytest is configured) and the
-file to write; the ids of the tests come on standard input, one a line. Writes JSON:
+argv: the text of `guest.configuration` (which knows how the repository's pytest is configured) and
+the file to write; the ids of the tests come on standard input, one a line. Writes JSON:
 {"files": {path: {line: [test index or -1, ...]}}, "tests": [id, ...]}; -1 is import time.
 """
 
