@@ -209,7 +209,7 @@ class RunStore:
         rows = self._db.execute(
             "SELECT step, data FROM metrics WHERE phase = ? ORDER BY step", (phase,)
         )
-        return [{"step": step, **json.loads(data)} for step, data in rows]
+        return [{**json.loads(data), "step": step} for step, data in rows]
 
     def put_rollout(self, key: RolloutKey, trajectory: Trajectory) -> None:
         """Store a finished rollout durably. Raises KeyError if the key is there already."""

@@ -95,9 +95,9 @@ def tasks_make(
     from etude.progress import Silent
 
     recipe = Recipe.preset(preset)
-    settings = recipe.tasks.model_copy(update={"seed": seed})
+    settings = recipe.maker.model_copy(update={"seed": seed})
     screen = Silent() if as_json else Screen()
-    result = _run(make_tasks, source, out, recipe.model_copy(update={"tasks": settings}), screen)
+    result = _run(make_tasks, source, out, recipe.model_copy(update={"maker": settings}), screen)
     if as_json:
         print_json(result)
     else:

@@ -13,6 +13,7 @@ from etude.cli.screen import Screen, console
 from etude.errors import EtudeError
 from etude.inference.engine import TorchEngine
 from etude.inference.settings import EngineSettings
+from etude.models.hermes import HermesRenderer
 from etude.models.pull import ensure_model
 from etude.records import Event, EventKind
 from etude.sandbox.protocol import Image, Workspace
@@ -41,7 +42,7 @@ async def converse(model: str, folder: Path, seed: int, temperature: float) -> N
     settings = SessionSettings(
         max_turns=_MAX_TURNS, max_turn_tokens=512, temperature=temperature, seed=seed
     )
-    renderer = engine.renderer
+    renderer = HermesRenderer.from_folder(path)
     console.print(f"{path.name} on a copy of {folder.resolve()}; an empty line ends.", style="dim")
     try:
         async with Session(

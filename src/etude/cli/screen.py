@@ -21,7 +21,10 @@ from rich.table import Table
 
 from etude.pipeline.summary import Summary
 
-console = Console(stderr=False, highlight=False)
+_WIDTH = None if sys.stdout.isatty() else 110
+"""A log file has no width; tables in it must not be cut at 80 columns."""
+
+console = Console(stderr=False, highlight=False, width=_WIDTH)
 errors = Console(stderr=True, highlight=False)
 
 _LOG_EVERY_S = 15.0
@@ -109,7 +112,7 @@ def print_summary(summary: Summary) -> None:
     console.print(headline(summary), style="bold")
     print_table(
         "",
-        ["held-out tasks", "pass@1", f"pass@{k}", "valid calls", "correct | valid"],
+        ["held-out tasks", "pass@1", f"pass@{k}", "valid calls", "correct if valid"],
         [
             [row["name"], row["pass_1"], row["pass_k"], row["valid"], row["correct"]]
             for row in table(summary)

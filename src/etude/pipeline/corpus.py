@@ -17,7 +17,7 @@ def pretraining_sequences(
     repository: Repository, recipe: Recipe, model: Path
 ) -> list[TokenSequence]:
     """Windows over all source files, held-out functions cut out whole."""
-    cut = heldout_spans(repository, recipe.tasks)
+    cut = heldout_spans(repository, recipe.maker)
     texts = documents(repository.root, repository.source_files, cut)
     return windows(texts, model, recipe.windows)
 
@@ -26,7 +26,7 @@ def heldout_loss(
     repository: Repository, recipe: Recipe, model: Path, trainer: Trainer
 ) -> Callable[[], float]:
     """Loss per token on the held-out functions alone, in nats."""
-    spans = heldout_spans(repository, recipe.tasks)
+    spans = heldout_spans(repository, recipe.maker)
     texts = [
         text for path, ranges in spans.items() for text in functions(repository.root, path, ranges)
     ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from etude.agent.expert import expert_engine
 from etude.agent.prompts import SYSTEM_PROMPT
-from etude.agent.tools import default_tools
+from etude.agent.tools import AnyTool
 from etude.errors import EtudeError
 from etude.inference.protocol import Engine
 from etude.models.renderer import Renderer
@@ -52,18 +52,22 @@ async def expert_sequences(
 
 
 def reference_likelihoods(
-    tasks: Sequence[Task], trainer: Trainer, renderer: Renderer, progress: Progress
+    tasks: Sequence[Task],
+    trainer: Trainer,
+    renderer: Renderer,
+    tools: Sequence[AnyTool],
+    progress: Progress,
 ) -> dict[str, float]:
     """Probability, by task id, that the policy answers with exactly the reference edit: a lower
     bound of its pass rate that costs one forward pass instead of a group of rollouts."""
-    tools = [tool.spec() for tool in default_tools()]
+    specs = [tool.spec() for tool in tools]
     result: dict[str, float] = {}
     with metered(progress, "screen tasks", len(tasks), "tasks") as meter:
         for start in range(0, len(tasks), _CHUNK):
             chunk = tasks[start : start + _CHUNK]
             sequences: list[TokenSequence] = []
             for task in chunk:
-                prompt = renderer.open(SYSTEM_PROMPT, tools, task.prompt)
+                prompt = renderer.open(SYSTEM_PROMPT, specs, task.prompt)
                 answer = renderer.expert("", [("edit", task.answer.model_dump())])
                 sequences.append(_plain(prompt, answer))
             wanted = [s.cross_entropy != 0 for s in sequences]

@@ -16,9 +16,11 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from etude.agent.tools import tools_named
 from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Engine
 from etude.machine import machine
+from etude.models.hermes import HermesRenderer
 from etude.models.pull import ensure_model
 from etude.pipeline.checkpoints import Checkpoints
 from etude.pipeline.corpus import heldout_loss, pretraining_sequences
@@ -77,6 +79,7 @@ class _Phases:
         self.library = library
         self.engine = engine
         self.folder = folder
+        self.renderer = HermesRenderer.from_folder(folder)
         self.checkpoints = Checkpoints(run.folder / "checkpoints")
 
     async def all(self) -> None:
@@ -107,8 +110,9 @@ class _Phases:
             sandbox=self.bench.sandbox,
             grader=self.bench.grader,
             engine=engine,
-            renderer=self.engine.renderer,
+            renderer=self.renderer,
             session=recipe.session,
+            tools=tools_named(recipe.tools),
             reward=recipe.reward,
             concurrency=recipe.concurrency.rollouts,
         )
@@ -158,7 +162,7 @@ class _Phases:
             sequences = await expert_sequences(
                 self.tasks(Split.WARMUP),
                 attempts=self.attempts,
-                renderer=self.engine.renderer,
+                renderer=self.renderer,
                 store=self.run.store,
                 progress=self.progress,
             )
@@ -188,7 +192,12 @@ class _Phases:
         if prior is None:
             async with timed(self.run, "screen"):
                 prior = await asyncio.to_thread(
-                    reference_likelihoods, tasks, trainer, self.engine.renderer, self.progress
+                    reference_likelihoods,
+                    tasks,
+                    trainer,
+                    self.renderer,
+                    tools_named(recipe.tools),
+                    self.progress,
                 )
             store.put("prior", prior)
 

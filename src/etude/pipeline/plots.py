@@ -72,7 +72,7 @@ def lines_plot(
     axes.set_ylabel(y)
     if bottom is not None:
         axes.set_ylim(bottom=bottom)
-    if len(series) > 1:
+    if len(series) > 1 and axes.lines:
         axes.legend(frameon=False)
     return _svg(figure)
 

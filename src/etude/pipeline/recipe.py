@@ -57,8 +57,11 @@ class Recipe(_Section):
     model: str = "smollm2-135m"
     seed: int = 0
     sandbox: str = "bubblewrap"
+    tools: tuple[str, ...] = ("read", "edit", "write", "grep", "shell", "finish")
+    """What a rollout is told of. A small model on a CPU pays for each line in every prompt, so
+    recipes of one-edit tasks name `edit` alone."""
     prepare: PrepareSettings = PrepareSettings()
-    tasks: MakerSettings = MakerSettings()
+    maker: MakerSettings = MakerSettings()
     engine: EngineSettings = EngineSettings()
     session: SessionSettings = SessionSettings()
     concurrency: Concurrency = Concurrency()
@@ -77,7 +80,7 @@ class Recipe(_Section):
         }
         if seed is not None:
             update["seed"] = seed
-            update["tasks"] = self.tasks.model_copy(update={"seed": seed})
+            update["maker"] = self.maker.model_copy(update={"seed": seed})
             update["windows"] = self.windows.model_copy(update={"seed": seed})
         return self.model_copy(update=update)
 

@@ -73,7 +73,7 @@ async def find_or_make_tasks(
         bench.repository,
         runner=bench.runner,
         sandbox=bench.sandbox,
-        settings=recipe.tasks,
+        settings=recipe.maker,
         progress=progress.say,
     )
     library = Library(bench.repository, tuple(made.tasks))

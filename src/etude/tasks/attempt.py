@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
-from etude.agent.tools import default_tools
+from etude.agent.tools import AnyTool
 from etude.errors import EtudeError
 from etude.inference.protocol import Engine
 from etude.models.renderer import Renderer
@@ -53,6 +53,7 @@ class Attempts:
         engine: Engine,
         renderer: Renderer,
         session: SessionSettings,
+        tools: Sequence[AnyTool],
         reward: RewardSettings,
         concurrency: int,
     ) -> None:
@@ -62,6 +63,7 @@ class Attempts:
         self._engine = engine
         self._renderer = renderer
         self._session = session
+        self._tools = tools
         self._reward = reward
         self._concurrency = concurrency
 
@@ -70,16 +72,22 @@ class Attempts:
 
         async def workspace() -> Workspace:
             made = await self._sandbox.create(self._repository.image())
-            for path, text in task.files.items():
-                await made.write(path, text.encode())
+            try:
+                for path, text in task.files.items():
+                    await made.write(path, text.encode())
+            except BaseException:
+                await made.close()
+                raise
             return made
 
-        settings = self._session.model_copy(update={"max_turns": task.max_turns, "seed": seed})
+        settings = self._session.model_copy(
+            update={"max_turns": task.max_turns, "ends_after_max_turns": True, "seed": seed}
+        )
         session = Session(
             self._engine,
             self._renderer,
             workspace,
-            default_tools(),
+            self._tools,
             settings,
             session_id=session_id,
             task_id=task.id,
