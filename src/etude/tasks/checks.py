@@ -9,6 +9,7 @@ is also judged outside of the process that a candidate controls.
 from __future__ import annotations
 
 import ast
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -57,15 +58,21 @@ async def record_all_checks(
 ) -> dict[str, list[Check]]:
     """Checks of many functions (`path::qualname`) from one recorded run of `tests` (None: all).
 
-    Deterministic for a given repository. At most `MAX_CHECKS` for each function, fresh inputs
+    Calls are recorded under two hash seeds, and those seen in both count: what a test draws by
+    chance is no basis for a check. At most `MAX_CHECKS` for each function, fresh inputs
     first and different results before equal ones. Raises WorkspaceError if the sandbox fails.
     """
     wanted = locate(repository, functions)
-    recording = await runner.run({}, tests, timeout=timeout, record=list(wanted.values()))
+    places = list(wanted.values())
+    recording, again = await asyncio.gather(
+        runner.run({}, tests, timeout=timeout, record=places),
+        runner.run({}, tests, timeout=timeout, record=places, hash_seed=SECOND_HASH_SEED),
+    )
+    steady = set(again.recorded)
     inputs: list[_Input] = []
     owners: list[str] = []
     for at, function in enumerate(wanted):
-        calls = [call for call in recording.recorded if call.wanted == at]
+        calls = [call for call in recording.recorded if call.wanted == at and call in steady]
         varied = list(vary_calls(calls, Random(function))) if calls else []
         inputs += varied
         owners += [function] * len(varied)
@@ -142,8 +149,10 @@ async def ask(
     if not calls:
         return []
     asked = [Check(function=c.function, args=c.args, kwargs=c.kwargs, expected="") for c in calls]
-    first = await runner.run({}, (), timeout=timeout, checks=asked)
-    second = await runner.run({}, (), timeout=timeout, checks=asked, hash_seed=SECOND_HASH_SEED)
+    first, second = await asyncio.gather(
+        runner.run({}, (), timeout=timeout, checks=asked),
+        runner.run({}, (), timeout=timeout, checks=asked, hash_seed=SECOND_HASH_SEED),
+    )
     return [
         mine if mine is not None and theirs is not None and agrees(mine, theirs) else None
         for mine, theirs in zip(first.call_results, second.call_results, strict=True)

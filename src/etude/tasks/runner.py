@@ -70,6 +70,7 @@ class SuiteResult:
     `outcomes` maps each asked test id (each collected one, when all were asked for) to passed,
     failed, error, skipped or missing. `finished` is false when the session did not end by itself:
     a crash, a hang, an exit from inside, or records that were tampered with (`tampered` says how).
+    `seconds` is wall time of the job alone, `cpu_seconds` that of the processor with the warm-up.
     `check_results` are the agreements of the asked checks, in order, empty unless every test
     passed; `call_results` the raw texts of them, None where there was no literal result.
     `collection_errors` maps file to message; `tail` is the end of what was printed, never parsed.
@@ -78,6 +79,7 @@ class SuiteResult:
     outcomes: Mapping[str, str]
     finished: bool
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     check_results: tuple[bool, ...] = ()
     call_results: tuple[str | None, ...] = ()
     collection_errors: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -347,6 +349,7 @@ def _result(
         outcomes=answer["outcomes"],
         finished=finished,
         seconds=float(answer.get("seconds", 0.0)),
+        cpu_seconds=float(answer.get("cpu_seconds", 0.0)),
         check_results=tuple(
             text is not None and agrees(text, check.expected)
             for text, check in zip(results, checks, strict=bool(results))

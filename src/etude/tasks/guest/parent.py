@@ -236,6 +236,7 @@ def run_job(job: dict[str, Any], warm: dict[str, Any], channel: int) -> dict[str
     good = good and set(answer["outcomes"].values()) <= {"passed"}
     answer["results"] = run_all_calls(job, channel, log, deadline) if good else {}
     answer["seconds"] = time.monotonic() - started
+    answer["cpu_seconds"] = sum(os.times()[:4])
     size = os.lseek(log, 0, os.SEEK_END)
     tail = os.pread(log, TAIL_BYTES, max(0, size - TAIL_BYTES))
     answer["tail"] = tail.decode("utf-8", "replace")
