@@ -102,6 +102,16 @@ def test_tests_that_never_end_are_told(tmp_path: Path) -> None:
         stable(tmp_path, tests, suite_timeout=2.0)
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    repository(tmp_path / "proj", "def test_a(): pass\n")
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(EtudeError, match="could not be prepared in") as error:
+        asyncio.run(
+            prepare(str(tmp_path / "proj"), cache=tmp_path / "cache", sandbox=BubblewrapSandbox())
+        )
+    assert "\n" not in str(error.value)
+
+
 def test_requirements_of_tests_are_found_wherever_they_are_declared(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[dependency-groups]\ntest = ["alpha>=1", {include-group = "more"}]\n'
@@ -168,7 +178,8 @@ def test_files_of_tests_are_told_from_sources() -> None:
 
 @pytest.mark.slow
 def test_a_folder_is_installed_and_its_tests_run(tmp_path: Path) -> None:
-    """The whole of preparation on a folder with a test requirement; the second time is free."""
+    """The whole of preparation on a folder with a test requirement, asked for by two at a time;
+    one of them does it, and the third time is free."""
     root = tmp_path / "proj"
     repository(root, "import iniconfig, pkg\n\ndef test_it():\n    assert pkg.double(3) == 6\n")
     (root / "pyproject.toml").write_text(
@@ -179,7 +190,15 @@ def test_a_folder_is_installed_and_its_tests_run(tmp_path: Path) -> None:
 
     async def twice() -> tuple[Repository, Repository]:
         cache = tmp_path / "cache"
-        first = await prepare(str(root), cache=cache, sandbox=sandbox)
+        installing: list[str] = []
+        first, other = await asyncio.gather(
+            *(
+                prepare(str(root), cache=cache, sandbox=sandbox, progress=installing.append)
+                for _ in range(2)
+            )
+        )
+        assert first == other
+        assert sum("installing" in line for line in installing) == 1
         said: list[str] = []
         second = await prepare(str(root), cache=cache, sandbox=sandbox, progress=said.append)
         assert said == [f"fetching {root}"]
