@@ -19,6 +19,7 @@ from pathlib import Path
 from etude.agent.tools import tools_named
 from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Engine
+from etude.inference.scripted import ScriptedEngine
 from etude.machine import machine
 from etude.models.hermes import HermesRenderer
 from etude.models.pull import ensure_model
@@ -103,15 +104,19 @@ class _Phases:
         return [task for task in self.library.tasks if task.split is split]
 
     def attempts(self, engine: Engine) -> Attempts:
-        """Attempts by any policy, in the harness that everybody uses."""
+        """Attempts by any policy, in the harness that everybody uses. A script that ends by
+        itself is not cut at the length that a model may babble."""
         recipe = self.run.recipe
+        session = recipe.session
+        if isinstance(engine, ScriptedEngine):
+            session = session.model_copy(update={"max_turn_tokens": engine.context_length})
         return Attempts(
             repository=self.bench.repository,
             sandbox=self.bench.sandbox,
             grader=self.bench.grader,
             engine=engine,
             renderer=self.renderer,
-            session=recipe.session,
+            session=session,
             tools=tools_named(recipe.tools),
             reward=recipe.reward,
             concurrency=recipe.concurrency.rollouts,
