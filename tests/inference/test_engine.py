@@ -19,7 +19,7 @@ from etude.records import PolicyVersion
 from etude.weights.update import Update
 
 SETTINGS = EngineSettings(
-    dtype="float32", threads=1, max_batch=8, retained_slots=2, max_context=160, prefill_chunk=16
+    dtype="float32", threads=1, max_batch=8, retained_slots=2, max_context=157, prefill_chunk=16
 )
 Use = Callable[[TorchEngine], Awaitable[None]]
 
@@ -114,6 +114,21 @@ def test_a_result_does_not_depend_on_the_crowd(folder: Path) -> None:
         assert other.ids.tolist() != alone.ids.tolist()
 
     with_engine(folder, use)
+
+
+def test_groups_attend_to_their_prompt_together(folder: Path) -> None:
+    """Groups whose prompts are long enough that the prompt is read once per step for all their
+    rows, among requests that share nothing, while members end at different times."""
+    prompts = [prompt(1, 70), prompt(2, 90), prompt(3, 6)]
+    cases = [(ids, Sampling(max_tokens=6 + 9 * k, seed=k)) for ids in prompts for k in range(4)]
+
+    async def use(engine: TorchEngine) -> None:
+        done = await asyncio.gather(*(engine.generate(*case) for case in cases))
+        for (ids, _), completion in zip(cases, done, strict=True):
+            error = np.abs(reference(folder, ids, completion, 1.0) - completion.logprobs)
+            assert error.max() < 1e-4
+
+    with_engine(folder, use, SETTINGS.model_copy(update={"max_batch": 12}))
 
 
 def test_greedy_is_the_plain_model_s_argmax(dense: Path) -> None:
@@ -277,12 +292,12 @@ def test_stop_ids_and_a_full_context(dense: Path) -> None:
     async def use(engine: TorchEngine) -> None:
         ids = prompt(1, 150)
         full = await engine.generate(ids, Sampling(max_tokens=999, seed=1))
-        assert (full.finish, len(full.ids)) == (Finish.CONTEXT, 10)
+        assert (full.finish, len(full.ids)) == (Finish.CONTEXT, 7)
         stop = int(full.ids[4])
         place = full.ids.tolist().index(stop) + 1
         cut = await engine.generate(ids, Sampling(max_tokens=999, seed=1, stop_ids=(stop,)))
         assert (cut.finish, cut.ids.tolist()) == (Finish.STOP, full.ids[:place].tolist())
-        exact = await engine.generate(ids, Sampling(max_tokens=10, seed=1))
+        exact = await engine.generate(ids, Sampling(max_tokens=7, seed=1))
         assert exact.finish is Finish.LENGTH
 
     with_engine(dense, use)
@@ -292,7 +307,7 @@ def test_stop_ids_and_a_full_context(dense: Path) -> None:
     ("ids", "sampling", "message"),
     [
         ([], Sampling(), "empty"),
-        ([5] * 160, Sampling(), "no room"),
+        ([5] * 157, Sampling(), "no room"),
         ([5, 4000], Sampling(), "vocabulary"),
         ([5, -1], Sampling(), "vocabulary"),
         ([5], Sampling(max_tokens=0), "max_tokens"),

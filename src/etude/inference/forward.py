@@ -19,6 +19,7 @@ from etude.inference.kv import (
     StepLayout,
     chunk_mask,
     decode_runs,
+    shared_prefixes,
     slot_attention,
 )
 from etude.inference.sampler import Sampled, sample
@@ -61,7 +62,8 @@ class SlotModel:
         """Feed two tokens and see that every layer went through our attention."""
         try:
             self.model.set_attn_implementation(ATTENTION_NAME)
-            layout = StepLayout(0, torch.empty(0, dtype=torch.long), (), [Chunk(0, 0, 2, 0, None)])
+            nothing = torch.empty(0, dtype=torch.long)
+            layout = StepLayout(0, nothing, (), (), [Chunk(0, 0, 2, 0, None)])
             self._run(layout, torch.tensor([[0, 1]]), torch.tensor([[0, 1]]), torch.tensor([1]))
         except (NotImplementedError, ValueError, TypeError, RuntimeError) as error:
             raise EtudeError(
@@ -101,6 +103,10 @@ class SlotModel:
     def _layout(self, decode: Sequence[Work], chunks: Sequence[Work]) -> StepLayout:
         slots = [work.slot.index for work in decode]
         starts = [work.start for work in decode]
+        prefixes = shared_prefixes(
+            slots, [work.slot.family for work in decode], [work.slot.shared for work in decode]
+        )
+        lengths = [start + 1 for start in starts]
         row = len(decode)
         placed: list[Chunk] = []
         for work in chunks:
@@ -112,7 +118,8 @@ class SlotModel:
             write_index=self.cache.write_index(
                 torch.tensor(slots, dtype=torch.long), torch.tensor(starts, dtype=torch.long)
             ),
-            runs=decode_runs(slots, [start + 1 for start in starts], self.dtype) if slots else (),
+            runs=decode_runs(slots, lengths, prefixes, self.context, self.dtype),
+            prefixes=prefixes,
             chunks=placed,
         )
 

@@ -8,6 +8,7 @@ registered attention function (`slot_attention`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,19 +20,34 @@ from torch.nn import functional
 
 ATTENTION_NAME = "etude_slots"
 
+_WORTH_SHARING = 48
+_GAP = 2
+_ALIGN = 32
+
 
 @dataclass(frozen=True, eq=False)
 class DecodeRun:
     """Neighbouring slots whose decoding rows attend in one batched call over positions
-    [0, end). `rows` are their rows of the step, `offsets` their slots relative to `first`, None
-    when every slot of the run decodes. `mask` is (slots, 1, 1, end), additive."""
+    [begin, end). `rows` are their rows of the step, `offsets` their slots relative to `first`,
+    None when every slot of the run decodes. `mask` is (slots, 1, 1, end - begin), additive."""
 
     rows: slice
     first: int
     count: int
     offsets: Tensor | None
+    begin: int
     end: int
     mask: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPrefix:
+    """Decoding `rows` of the step whose slots all hold the same keys and values at positions
+    [0, length): they attend to those of `slot` together, and to the rest in their runs."""
+
+    rows: Tensor
+    slot: int
+    length: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +70,7 @@ class StepLayout:
     write_index: Tensor
     """(kv_heads * decode_rows,) rows of the flat cache that the decoding tokens fill."""
     runs: Sequence[DecodeRun]
+    prefixes: Sequence[SharedPrefix]
     chunks: Sequence[Chunk]
 
 
@@ -142,8 +159,8 @@ def slot_attention(
     keys, values = slot_cache.data[layer, 0], slot_cache.data[layer, 1]
     heads, tokens, width = query.shape[1:]
     out = query.new_empty(tokens, heads, width)
-    for run in layout.runs:
-        out[run.rows] = _decode(run, query[0, :, run.rows], keys, values, scaling)
+    if layout.decode_rows:
+        _decode(layout, query[0, :, : layout.decode_rows], keys, values, scaling, out)
     for chunk in layout.chunks:
         end = chunk.start + chunk.count
         rows = slice(chunk.row, chunk.row + chunk.count)
@@ -160,54 +177,136 @@ def slot_attention(
     return out[None], None
 
 
-def _decode(run: DecodeRun, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """One query per slot: (heads, rows, head_dim) to (rows, heads, head_dim). The query heads
-    that share a key head stand in place of query positions, so nothing is repeated."""
+def _decode(
+    layout: StepLayout, query: Tensor, keys: Tensor, values: Tensor, scaling: float, out: Tensor
+) -> None:
+    """One query per slot, (heads, rows, head_dim), into the first rows of `out`.
+
+    A group's common prompt is read once for all its rows, which is most of the work; the two
+    parts of a softmax are put together by their normalisers (as in flash attention).
+    """
+    kv_heads, width = keys.shape[1], query.shape[-1]
+    normalisers = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+    for run in layout.runs:
+        out[run.rows], normalisers[run.rows] = _run(run, query[:, run.rows], keys, values, scaling)
+    for prefix in layout.prefixes:
+        mine = query[:, prefix.rows].reshape(1, kv_heads, -1, width)
+        common, weight = _attend(
+            mine,
+            keys[None, prefix.slot, :, : prefix.length],
+            values[None, prefix.slot, :, : prefix.length],
+            None,
+            scaling,
+        )
+        common = common.reshape(-1, len(prefix.rows), width).transpose(0, 1)
+        weight = weight.reshape(-1, len(prefix.rows)).t()
+        share = torch.sigmoid(weight - normalisers[prefix.rows])[..., None].to(out.dtype)
+        out[prefix.rows] = torch.lerp(out[prefix.rows], common, share)
+
+
+def _run(
+    run: DecodeRun, query: Tensor, keys: Tensor, values: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """(heads, rows, head_dim) to (rows, heads, head_dim) and normalisers (rows, heads). The query
+    heads that share a key head stand in place of query positions, so nothing is repeated."""
     kv_heads, width = keys.shape[1], query.shape[-1]
     query = query.transpose(0, 1)
     if run.offsets is not None:
         spread = query.new_zeros(run.count, *query.shape[1:])
         query = spread.index_copy_(0, run.offsets, query)
-    attended = functional.scaled_dot_product_attention(
+    attended, normalisers = _attend(
         query.reshape(run.count, kv_heads, -1, width),
-        keys[run.first : run.first + run.count, :, : run.end],
-        values[run.first : run.first + run.count, :, : run.end],
-        attn_mask=run.mask,
-        scale=scaling,
-    ).reshape(run.count, -1, width)
-    return attended if run.offsets is None else attended[run.offsets]
+        keys[run.first : run.first + run.count, :, run.begin : run.end],
+        values[run.first : run.first + run.count, :, run.begin : run.end],
+        run.mask,
+        scaling,
+    )
+    attended = attended.reshape(run.count, -1, width)
+    normalisers = normalisers.reshape(run.count, -1)
+    if run.offsets is None:
+        return attended, normalisers
+    return attended[run.offsets], normalisers[run.offsets]
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """Attention (batch, heads, queries, head_dim) and the log of its normaliser (batch, heads,
+    queries), float32. This is the kernel behind `scaled_dot_product_attention` on a CPU, called
+    by name because the public function keeps the normaliser to itself."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, attn_mask=mask, scale=scaling
+    )
+
+
+def shared_prefixes(
+    slots: Sequence[int], families: Sequence[int], shared: Sequence[int]
+) -> list[SharedPrefix]:
+    """Families of at least two decoding slots and a prefix worth a call of its own."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for row, family in enumerate(families):
+        members[family].append(row)
+    prefixes: list[SharedPrefix] = []
+    for rows in members.values():
+        length = min(shared[row] for row in rows)
+        if len(rows) > 1 and length >= _WORTH_SHARING:
+            prefixes.append(SharedPrefix(torch.tensor(rows), slots[rows[0]], length))
+    return prefixes
 
 
 def decode_runs(
     slots: Sequence[int],
     lengths: Sequence[int],
+    prefixes: Sequence[SharedPrefix],
+    context: int,
     dtype: torch.dtype,
-    *,
-    gap: int = 2,
-    align: int = 32,
 ) -> list[DecodeRun]:
-    """Cut decoding slots (ascending) into runs of neighbours. Up to `gap` idle slots between two
-    are taken along, which is cheaper than a further call; `lengths` count the present token."""
+    """Cut decoding slots (ascending) into runs of neighbours. A few idle slots between two are
+    taken along, which is cheaper than a further call; rows with and without a shared prefix are
+    not mixed, since a run begins where its earliest row begins. `lengths` count the present
+    token."""
+    begins = [0] * len(slots)
+    for prefix in prefixes:
+        for row in prefix.rows.tolist():
+            begins[row] = prefix.length
     runs: list[DecodeRun] = []
-    begin = 0
-    for index in range(1, len(slots) + 1):
-        if index < len(slots) and slots[index] - slots[index - 1] <= gap + 1:
+    start = 0
+    for row in range(1, len(slots) + 1):
+        if (
+            row < len(slots)
+            and slots[row] - slots[row - 1] <= _GAP + 1
+            and bool(begins[row]) == bool(begins[row - 1])
+        ):
             continue
-        first, count = slots[begin], slots[index - 1] - slots[begin] + 1
-        offsets = torch.tensor([slot - first for slot in slots[begin:index]])
-        # An idle slot attends to its position 0, which is finite, and its row is dropped.
-        filled = torch.ones(count, dtype=torch.long)
-        filled[offsets] = torch.tensor(lengths[begin:index])
-        end = -(-max(lengths[begin:index]) // align) * align
-        hidden = torch.arange(end)[None, :] >= filled[:, None]
-        mask = torch.zeros(count, 1, 1, end, dtype=dtype)
-        mask[hidden[:, None, None]] = -torch.inf
-        dense = len(offsets) == count
-        runs.append(
-            DecodeRun(slice(begin, index), first, count, None if dense else offsets, end, mask)
-        )
-        begin = index
+        runs.append(_one_run(slice(start, row), slots, begins, lengths, context, dtype))
+        start = row
     return runs
+
+
+def _one_run(
+    rows: slice,
+    slots: Sequence[int],
+    begins: Sequence[int],
+    lengths: Sequence[int],
+    context: int,
+    dtype: torch.dtype,
+) -> DecodeRun:
+    first = slots[rows.start]
+    count = slots[rows.stop - 1] - first + 1
+    begin = min(begins[rows])
+    end = min(context, begin + -(-(max(lengths[rows]) - begin) // _ALIGN) * _ALIGN)
+    offsets = torch.tensor([slot - first for slot in slots[rows]])
+    # An idle slot attends to the first position, which is finite, and its row is dropped.
+    low = torch.zeros(count, dtype=torch.long)
+    high = torch.ones(count, dtype=torch.long)
+    low[offsets] = torch.tensor(begins[rows]) - begin
+    high[offsets] = torch.tensor(lengths[rows]) - begin
+    place = torch.arange(end - begin)[None, :]
+    hidden = (place < low[:, None]) | (place >= high[:, None])
+    mask = torch.zeros(count, 1, 1, end - begin, dtype=dtype)
+    mask[hidden[:, None, None]] = -torch.inf
+    dense = len(offsets) == count
+    return DecodeRun(rows, first, count, None if dense else offsets, begin, end, mask)
 
 
 def chunk_mask(start: int, count: int, dtype: torch.dtype) -> Tensor | None:

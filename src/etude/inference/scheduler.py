@@ -37,6 +37,8 @@ class Request:
 class Slot:
     """One context. `ids` is a row of the shared table; positions [0, computed) have keys and
     values, `length` ids are known. `fresh` says that all of them belong to the present weights.
+    Slots of one `family` hold the very same keys and values at positions [0, `shared`): one was
+    computed, the others copied from it (each pair agrees up to the smaller `shared`).
     """
 
     index: int
@@ -47,6 +49,8 @@ class Slot:
     fresh: bool = True
     request: Request | None = None
     last_used: int = 0
+    family: int = 0
+    shared: int = 0
 
     @property
     def due(self) -> int:
@@ -85,6 +89,7 @@ class Scheduler:
         self._context = context
         self._copy = copy
         self._tick = 0
+        self._families = 0
         self.waiting: deque[Request] = deque()
         self.slots = [
             Slot(
@@ -141,6 +146,7 @@ class Scheduler:
     def _place(self, request: Request, source: Slot, saved: int) -> None:
         """Choose a slot: the source itself where it is idle and mostly used up, else an empty
         one, else the idle one that was used longest ago."""
+        family = None
         if source.request is None and saved and saved * 2 >= source.computed:
             slot = source
         else:
@@ -148,6 +154,7 @@ class Scheduler:
             slot = min(idle, key=lambda s: (s.computed > 0, s is source, s.last_used, s.index))
             if slot is not source and saved:
                 self._copy(source.index, slot.index, saved)
+                family = source.family if saved == len(request.prompt) - 1 else None
                 if slot.experts is not None and source.experts is not None:
                     slot.experts[:saved] = source.experts[:saved]
         slot.ids[: len(request.prompt)] = request.prompt
@@ -155,7 +162,16 @@ class Scheduler:
         slot.computed = saved
         slot.fresh = True
         slot.request = request
+        self._join(slot, family, min(saved, source.shared))
         request.cached = saved
+
+    def _join(self, slot: Slot, family: int | None, shared: int) -> None:
+        """Enter a family, or (None) found one: only whole prompts make a family, so that a head
+        which all tasks have in common does not keep groups from sharing their own prompts."""
+        if family is None:
+            self._families += 1
+            family, shared = self._families, self._context
+        slot.family, slot.shared = family, shared
 
     def plan(self, budget: int) -> tuple[list[Work], list[Work]]:
         """Next step: slots that feed one token, and prompt chunks of `budget` tokens together."""
@@ -236,3 +252,4 @@ class Scheduler:
             elif recompute:
                 slot.computed = 0
                 slot.fresh = True
+                self._join(slot, None, 0)
