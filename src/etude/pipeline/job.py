@@ -50,9 +50,10 @@ async def main_job(run: Run, progress: Progress) -> Summary:
     recipe = run.recipe
     async with timed(run, "model"):
         folder = await asyncio.to_thread(ensure_model, recipe.model, progress=progress.say)
-    async with open_bench(recipe, progress, timed(run, "repository")) as bench:
+    tasks = run.folder / "tasks"
+    async with open_bench(recipe, progress, tasks=tasks, timer=timed(run, "repository")) as bench:
         async with timed(run, "tasks"):
-            library = await find_or_make_tasks(bench, recipe, run.folder / "tasks", progress)
+            library = await find_or_make_tasks(bench, recipe, tasks, progress)
         engine = TorchEngine(folder, recipe.engine)
         try:
             await _Phases(run, progress, bench, library, engine, folder).all()

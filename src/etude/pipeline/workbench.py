@@ -40,18 +40,33 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(
-    recipe: Recipe, progress: Progress, timer: AbstractAsyncContextManager[None] | None = None
+    recipe: Recipe,
+    progress: Progress,
+    *,
+    tasks: Path,
+    timer: AbstractAsyncContextManager[None] | None = None,
 ) -> AsyncGenerator[Bench]:
-    """Prepare the repository (or find it prepared), inside `timer`, and start its graders."""
+    """Find the repository that `tasks` were made from, or prepare the recipe's source, inside
+    `timer`; then start its graders. Raises EtudeError when the tasks are of another state of the
+    source and that state is gone from the cache."""
     async with timer or nullcontext():
         sandbox = await open_sandbox(recipe.sandbox)
-        repository = await prepare(
-            recipe.source,
-            cache=cache_folder(),
-            sandbox=sandbox,
-            settings=recipe.prepare,
-            progress=progress.say,
-        )
+        known = load(tasks).repository if (tasks / TASKS).exists() else None
+        if known is not None and known.root.is_dir() and known.env.is_dir():
+            repository = known
+        else:
+            repository = await prepare(
+                recipe.source,
+                cache=cache_folder(),
+                sandbox=sandbox,
+                settings=recipe.prepare,
+                progress=progress.say,
+            )
+        if known is not None and known.key != repository.key:
+            raise EtudeError(
+                f"{tasks} holds tasks of another state of {recipe.source}, which is no longer in"
+                f" {cache_folder()}; start a new run"
+            )
     progress.say(
         f"{repository.name}: {len(repository.tests)} tests pass every time, one run takes"
         f" {repository.suite_seconds:.1f} s"
@@ -100,7 +115,7 @@ async def make_tasks(source: str, out: Path, recipe: Recipe, progress: Progress)
     if out.exists():
         raise EtudeError(f"{out} exists already; remove it or name another folder with --out")
     recipe = recipe.with_choices(source=source)
-    async with open_bench(recipe, progress) as bench:
+    async with open_bench(recipe, progress, tasks=out) as bench:
         library = await find_or_make_tasks(bench, recipe, out, progress)
     return {
         "repository": library.repository.name,
