@@ -65,7 +65,8 @@ class Grader:
         self._running: dict[str, asyncio.Task[Verdict]] = {}
 
     async def grade(self, task: Task, changes: Mapping[str, str | None]) -> Verdict:
-        """The verdict on `changes`, path to new text, None where the file was deleted.
+        """The verdict on `changes` to the task's start: path to new text, None where the file was
+        deleted. A file brought back to its pristine text is a change like any other.
 
         Raises ValueError for a task of another repository.
         """

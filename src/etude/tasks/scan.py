@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 
 def words(text: str) -> frozenset[str]:
@@ -85,6 +86,7 @@ def scan(path: str, text: str, pristine: str | None) -> tuple[str, ...]:
     return tuple(f"{path}:{line}: {what}" for what, line in mine.items() if what not in allowed)
 
 
+@lru_cache(maxsize=256)
 def findings(text: str) -> Mapping[str, int]:
     """What in a source text can reach out of a library, with the first line of each."""
     try:
