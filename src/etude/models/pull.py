@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from etude import machine
 from etude.errors import EtudeError
+from etude.machine import cache_folder
 from etude.models.tokenizer import ByteTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -58,13 +59,21 @@ MODEL_NAMES = tuple(_SOURCES)
 """Names that `pull` knows."""
 
 
-def cache_folder() -> Path:
-    """Where pulled models live: `models` in Etude's cache."""
-    return machine.cache_folder() / "models"
+def registered() -> dict[str, Path | None]:
+    """Every name that `pull` knows, with its folder, or None where the cache lacks it."""
+    folders = {name: _models() / name for name in _SOURCES}
+    return {
+        name: folder if damage(folder, deep=False) is None else None
+        for name, folder in folders.items()
+    }
+
+
+def _models() -> Path:
+    return cache_folder() / "models"
 
 
 def pull(name: str, cache: Path | None = None, progress: Progress | None = None) -> Path:
-    """The folder of model `name`, made first if the cache (default: `cache_folder()`) does not
+    """The folder of model `name`, made first if the cache (default: `models` in Etude's cache) does not
     hold it whole; nothing is downloaded when it does. `progress` is told each step.
 
     Raises EtudeError for an unknown name, a failed download, no space, or content that is not
@@ -74,7 +83,7 @@ def pull(name: str, cache: Path | None = None, progress: Progress | None = None)
     if source is None:
         raise EtudeError(f"unknown model {name!r}; models to pull: {', '.join(MODEL_NAMES)}")
     tell = progress or _silent
-    target = (cache or cache_folder()) / name
+    target = (cache or _models()) / name
     fault = damage(target)
     if fault is None:
         tell(f"{name} is already in {target}")
@@ -100,10 +109,10 @@ def model_folder(name_or_path: str) -> Path:
     """The local folder of a pulled model, a Hugging Face folder, or a hub id (`owner/name`,
     fetched if the hub's own cache lacks it). Raises EtudeError that says what to do."""
     if name_or_path in _SOURCES:
-        target = cache_folder() / name_or_path
-        if damage(target, deep=False) is not None:
+        target = registered()[name_or_path]
+        if target is None:
             raise EtudeError(
-                f"the model {name_or_path} is not in {cache_folder()}; "
+                f"the model {name_or_path} is not in {_models()}; "
                 f"run: etude model pull {name_or_path}"
             )
         return target
@@ -134,6 +143,13 @@ def registered() -> dict[str, Path | None]:
         name: folder if damage(folder, deep=False) is None else None
         for name, folder in folders.items()
     }
+
+
+def ensure_model(name_or_path: str, progress: Progress | None = None) -> Path:
+    """`model_folder`, but a registered model that the cache lacks is pulled first."""
+    if name_or_path in _SOURCES and registered()[name_or_path] is None:
+        return pull(name_or_path, progress=progress)
+    return model_folder(name_or_path)
 
 
 def damage(folder: Path, *, deep: bool = True) -> str | None:
