@@ -138,5 +138,6 @@ class Attempts:
             async with asyncio.TaskGroup() as group:
                 for item in missing:
                     group.create_task(one(item))
-        except* EtudeError as errors:
+        except BaseExceptionGroup as errors:
+            # The siblings were cancelled because of the first; it is the one to be told.
             raise errors.exceptions[0] from None
