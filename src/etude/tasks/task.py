@@ -38,8 +38,10 @@ class Edit(BaseModel):
 
 
 class Check(BaseModel):
-    """A held-out check: call `function` (module:qualname) with arguments and compare with what
-    the reference returned. All values are Python literals, as text."""
+    """A held-out check: call `function` (path::qualname) with arguments and compare with what the
+    reference did. `args` and `kwargs` are Python literals as text; names of a fixed table of
+    built-in callables (`len`, `operator.add`, …) may stand among them. `expected` is
+    `('returns', value)` or `('raises', type name)`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
