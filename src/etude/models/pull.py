@@ -20,7 +20,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from etude import machine
 from etude.errors import EtudeError
 from etude.machine import cache_folder
 from etude.models.tokenizer import ByteTokenizer, load_tokenizer
@@ -73,8 +72,8 @@ def _models() -> Path:
 
 
 def pull(name: str, cache: Path | None = None, progress: Progress | None = None) -> Path:
-    """The folder of model `name`, made first if the cache (default: `models` in Etude's cache) does not
-    hold it whole; nothing is downloaded when it does. `progress` is told each step.
+    """The folder of model `name`, made first if `cache` (default: `models` in Etude's own) does
+    not hold it whole; nothing is downloaded when it does. `progress` is told each step.
 
     Raises EtudeError for an unknown name, a failed download, no space, or content that is not
     what it should be.
@@ -127,22 +126,6 @@ def model_folder(name_or_path: str) -> Path:
         f"there is no model {name_or_path!r}: give a folder, a hub id (owner/name), or one of "
         f"{', '.join(MODEL_NAMES)}"
     )
-
-
-def ensure_model(name_or_path: str, progress: Progress | None = None) -> Path:
-    """`model_folder`, after pulling a registered model that is not there yet."""
-    if name_or_path in _SOURCES and damage(cache_folder() / name_or_path, deep=False) is not None:
-        return pull(name_or_path, progress=progress)
-    return model_folder(name_or_path)
-
-
-def registered() -> dict[str, Path | None]:
-    """Names that `pull` knows, each with its folder where the cache holds it whole."""
-    folders = {name: cache_folder() / name for name in MODEL_NAMES}
-    return {
-        name: folder if damage(folder, deep=False) is None else None
-        for name, folder in folders.items()
-    }
 
 
 def ensure_model(name_or_path: str, progress: Progress | None = None) -> Path:
