@@ -68,8 +68,8 @@ def make_load(quick: bool) -> Load:
 
 
 def ours_groups(engine: TorchEngine, load_: Load, seed: int) -> float:
-    """Sampled tokens per second, prompts included. A weight update before each run would drop
-    what earlier runs left; here the prompts differ by a rotated first token instead."""
+    """Sampled tokens per second, prompts included. A first token of its own keeps each run from
+    finding what an earlier one left in the cache."""
 
     async def run() -> float:
         began = time.perf_counter()
