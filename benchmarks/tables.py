@@ -75,8 +75,12 @@ def demo_table(result: dict[str, Any]) -> str:
     ]
     lines += ["| " + " | ".join(row) + " |" for row in result["rows"]]
     lines += ["", "Paired differences in pass@1, in points: "]
-    lines[-1] += "; ".join(f"{name} {value} {interval}" for name, value, interval in result["gains"])
-    lines[-1] += ". Brackets are 95 % bootstrap intervals over tasks. " + " ".join(result["remarks"])
+    lines[-1] += "; ".join(
+        f"{name} {value} {interval}" for name, value, interval in result["gains"]
+    )
+    lines[-1] += ". Brackets are 95 % bootstrap intervals over tasks. " + " ".join(
+        result["remarks"]
+    )
     return "\n".join([*lines, "", END])
 
 
@@ -95,7 +99,9 @@ def pages() -> dict[Path, str]:
 
 def main() -> None:
     """Write, or with `--check` compare."""
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    stale = [
+        path for path, text in pages().items() if not path.exists() or path.read_text() != text
+    ]
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is stale: run python benchmarks/tables.py")
