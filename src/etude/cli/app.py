@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import sqlite3
 import sys
 from pathlib import Path
 from types import FrameType
@@ -241,6 +243,13 @@ def _run(function: Any, *args: Any) -> Any:
     return asyncio.run(function(*args))
 
 
+def _disk_full(error: OSError | sqlite3.OperationalError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # SQLite maps its shared index: on a full disk that is an I/O error, not "full".
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
 def main() -> None:
     """Entry point. An EtudeError is one sentence on stderr; anything else is a bug."""
     try:
@@ -248,5 +257,14 @@ def main() -> None:
     except EtudeError as error:
         sys.stderr.write(f"etude: {error}\n")
         sys.exit(error.exit_code)
+    except (OSError, sqlite3.OperationalError) as error:
+        if not _disk_full(error):
+            raise
+        where = getattr(error, "filename", None) or "the run folder"
+        sys.stderr.write(
+            f"etude: no space left on the disk that holds {where} (or it fails); free some and go on with"
+            " `etude practice --resume RUN`: what is stored is kept\n"
+        )
+        sys.exit(EtudeError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
