@@ -67,8 +67,8 @@ class Attempts:
         self._reward = reward
         self._concurrency = concurrency
 
-    async def attempt(self, task: Task, *, seed: int, session_id: str) -> Trajectory:
-        """One session in a fresh workspace, then the verdict on what it left behind."""
+    async def session(self, task: Task, *, seed: int, session_id: str) -> Trajectory:
+        """One session in a fresh workspace, not graded yet."""
 
         async def workspace() -> Workspace:
             made = await self._sandbox.create(self._repository.image())
@@ -92,7 +92,10 @@ class Attempts:
             session_id=session_id,
             task_id=task.id,
         )
-        trajectory = await session.run(task.prompt)
+        return await session.run(task.prompt)
+
+    async def graded(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        """The session with the verdict on what it left behind, and its reward."""
         outcome = trajectory.outcome
         if outcome.stop is StopReason.ERROR:
             verdict = Verdict(None, f"the session failed: {outcome.detail}")
@@ -121,8 +124,11 @@ class Attempts:
 
         async def one(item: Attempt) -> None:
             nonlocal done, failures
+            name = str(item.key)
             async with gate:
-                trajectory = await self.attempt(item.task, seed=item.seed, session_id=str(item.key))
+                trajectory = await self.session(item.task, seed=item.seed, session_id=name)
+            # Grading has its own workers; the engine's batch is filled again meanwhile.
+            trajectory = await self.graded(item.task, trajectory)
             store.put_rollout(item.key, trajectory)
             verdict = trajectory.outcome.verdict
             failures = 0 if verdict is not None and verdict.measured else failures + 1

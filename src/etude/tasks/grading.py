@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, MutableMapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -39,9 +40,10 @@ class GraderSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    timeout: PositiveFloat = 20.0
-    """Deadline of the target tests and checks, beside `slack` times what the suite takes."""
-    slack: PositiveFloat = 4.0
+    timeout: PositiveFloat = 5.0
+    """Deadline of a run beyond `slack` times what the suite takes. Answers that loop for ever are
+    common, and each holds a grader until then."""
+    slack: PositiveFloat = 3.0
     full: bool = True
     """Run the rest of the suite when the target tests have passed."""
 
@@ -77,6 +79,9 @@ class Grader:
         answer = {path: text for path, text in travelled.items() if text != task.files.get(path)}
         if not answer:
             return Verdict(0.0, "nothing of the task's files was changed", flags=flags)
+        broken = _unparsable(answer)
+        if broken is not None:
+            return Verdict(0.0, broken, flags=flags)
         cheats = self._cheats(answer)
         if cheats:
             reason = "the answer contains code that has no business in it"
@@ -157,6 +162,19 @@ class Grader:
         except WorkspaceError as error:
             return Verdict(None, f"not measured: {error}")
         return _verdict(failure("other", others), target, others)
+
+
+def _unparsable(answer: Mapping[str, str | None]) -> str | None:
+    """A sentence when a file is no Python: its tests cannot pass, so no guest is spent on it."""
+    for path, text in answer.items():
+        if text is None or not path.endswith(".py"):
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                compile(text, path, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            return f"{path} is no valid Python: {error}"
+    return None
 
 
 def failure(which: str, result: SuiteResult) -> str | None:

@@ -26,7 +26,7 @@ from etude.tasks.task import Check
 
 HASH_SEED = 0
 """PYTHONHASHSEED of every run that asks for no other: a grade does not depend on luck."""
-WARM_SECONDS = 120.0
+WARM_SECONDS = 45.0
 """Deadline for a guest to import pytest, generous because machines are shared."""
 GRACE_SECONDS = 20.0
 """How long after its own deadline a guest may still need to report."""
