@@ -42,7 +42,7 @@ def test_every_deletion_of_real_files_is_exact(module: types.ModuleType) -> None
             continue
         assert deletion.text.count(deletion.answer.old) == 1
         assert apply_edit(deletion.text, deletion.answer) == text
-        assert deletion.answer.new == text[hole.start : hole.end]
+        assert text[hole.start : hole.end] in deletion.answer.new
         check_prompt(source, hole, deletion)
     assert refused < len(holes) / 20
 
