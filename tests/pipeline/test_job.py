@@ -171,3 +171,23 @@ def test_the_report_as_json(corner: Corner, whole: tuple[Path, str]) -> None:
     assert set(data["scores"]) == {"before", "warmup", "after"}
     assert data["scores"]["before"]["tasks"] == 3
     assert "after - warmup" in data["gains"]
+
+
+def test_chat_with_the_result(corner: Corner, whole: tuple[Path, str]) -> None:
+    """The trained model answers in the terminal; the folder that it works on stays as it was."""
+    run, _ = whole
+    before = {path: path.read_bytes() for path in corner.source.rglob("*.py")}
+    environment = dict(os.environ, ETUDE_CACHE=str(corner.cache))
+    done = subprocess.run(
+        [*ETUDE, "chat", "--model", str(run), "--folder", str(corner.source)],
+        input="Say something.\n",
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "final on a copy of" in done.stdout
+    assert re.search(r"\[(finished|token_budget|context_full|turn_limit)\]", done.stdout)
+    assert {path: path.read_bytes() for path in corner.source.rglob("*.py")} == before
