@@ -42,9 +42,9 @@ def examine() -> list[Check]:
         ),
         Check(
             "memory",
-            here.memory_bytes >= 6 << 30,
+            here.memory_bytes >= 10 << 30,
             f"{here.memory_bytes / 2**30:.0f} GiB",
-            "the demo needs about 6 GiB",
+            "" if here.memory_bytes >= 10 << 30 else "the demo needs about 9 GiB",
         ),
     ]
     free = free_bytes(cache_folder())
