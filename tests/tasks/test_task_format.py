@@ -45,3 +45,15 @@ def test_the_answer_turns_the_start_into_the_reference() -> None:
     assert TASK.files[path].count(TASK.answer.old) == 1
     text = TASK.files[path].replace(TASK.answer.old, TASK.answer.new)
     assert text == TASK.reference[path]
+
+
+def test_restored_lines_are_those_of_the_reference() -> None:
+    assert TASK.restored_lines() == "return x * 2"
+    many = TASK.model_copy(
+        update={
+            "files": {"a.py": "def f(x):\n    y = 1\n    MISSING\n    return y\n"},
+            "reference": {"a.py": "def f(x):\n    y = 1\n    if x:\n        y = 2\n    return y\n"},
+            "answer": Edit(path="a.py", old="MISSING", new="if x:\n        y = 2"),
+        }
+    )
+    assert many.restored_lines() == "if x:\n        y = 2"

@@ -14,12 +14,17 @@ def expert_engine(
     renderer: Renderer,
     turns: Sequence[tuple[str, Mapping[str, Any]]],
     *,
+    texts: Sequence[str] = (),
     closing: str = "Done.",
     context_length: int = 8192,
 ) -> ScriptedEngine:
-    """An engine for one session that makes one call (tool name, arguments) per turn and then
-    says `closing`. The tokens are those that the renderer gives a perfect model."""
-    answers = [renderer.expert("", [turn]) for turn in turns]
+    """An engine for one session that makes one call (tool name, arguments) per turn, each after
+    saying its entry of `texts` if there is one, and then says `closing`. The tokens are those that
+    the renderer gives a perfect model."""
+    answers = [
+        renderer.expert(texts[index] if index < len(texts) else "", [turn])
+        for index, turn in enumerate(turns)
+    ]
     answers.append(renderer.expert(closing, []))
     said = 0
 

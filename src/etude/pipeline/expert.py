@@ -1,4 +1,9 @@
-"""The scripted expert: warm-up transcripts, and what the model thinks of reference answers."""
+"""The scripted expert: warm-up transcripts, and what the model thinks of reference answers.
+
+The expert says the restored line before it calls the tool. A small model that writes the line goes
+on from the line's own beginning, which it does far better than naming a bare expression, and copies
+the expression from there into the call (`docs/lab-notes.md`).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,8 @@ async def expert_sequences(
     with metered(progress, "expert transcripts", len(tasks), "tasks") as meter:
         for index, task in enumerate(tasks):
             key = RolloutKey(_PHASE, 0, task.id, 0)
-            engine = expert_engine(renderer, [("edit", task.answer.model_dump())])
+            call = ("edit", task.answer.model_dump())
+            engine = expert_engine(renderer, [call], texts=[task.restored_lines()])
             await attempts(engine).collect([Attempt(key, task, 0)], store)
             trajectory = store.rollout(key)
             verdict = trajectory.outcome.verdict
@@ -68,7 +74,8 @@ def reference_likelihoods(
             sequences: list[TokenSequence] = []
             for task in chunk:
                 prompt = renderer.open(SYSTEM_PROMPT, specs, task.prompt)
-                answer = renderer.expert("", [("edit", task.answer.model_dump())])
+                call = ("edit", task.answer.model_dump())
+                answer = renderer.expert(task.restored_lines(), [call])
                 sequences.append(_plain(prompt, answer))
             wanted = [s.cross_entropy != 0 for s in sequences]
             for task, logprobs in zip(chunk, trainer.logprobs(sequences, wanted), strict=True):

@@ -272,6 +272,7 @@ def _record_facts(run: Run) -> None:
             "model": recipe.model,
             "recipe": recipe.name,
             "seed": recipe.seed,
+            "temperature": recipe.session.temperature,
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "command": shlex.join(["etude", *sys.argv[1:]]),
             "machine": str(machine()),

@@ -36,7 +36,8 @@ class Budget(_Section):
 
 
 class EvaluationSettings(_Section):
-    """Held-out evaluation: `samples` rollouts of each held-out task at temperature 1."""
+    """Held-out evaluation: `samples` rollouts of each held-out task, sampled as in
+    practice."""
 
     samples: PositiveInt = 4
 

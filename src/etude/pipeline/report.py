@@ -94,7 +94,15 @@ def write_report(run: Run) -> Path:
     first = next(iter(summary.scores.values()))
     html = page.render(
         headline=headline(summary),
-        facts={"source": "", "model": "", "seed": "", "date": "", "command": "", **summary.facts},
+        facts={
+            "source": "",
+            "model": "",
+            "seed": "",
+            "date": "",
+            "command": "",
+            "temperature": "",
+            **summary.facts,
+        },
         k=min(score.k for score in summary.scores.values()),
         tasks=first.tasks,
         rows=table(summary),

@@ -349,17 +349,7 @@ def delete(source: SourceFile, hole: Hole) -> Deletion | None:
         return None
     if not _differs_only_there(source, hole, old, tree):
         return None
-    # People (and models) edit lines: a restored line has its own beginning to go on from.
-    before, after = _line_round(text, hole) if hole.rung is Rung.EXPRESSION else ("", "")
-    edit = Edit(path=hole.path, old=before + old + after, new=before + removed + after)
-    return Deletion(deleted, edit, marker, hole.start)
-
-
-def _line_round(text: str, hole: Hole) -> tuple[str, str]:
-    """What stands before and after the hole on its line, without the white space at its ends."""
-    before = re.split(r"[\r\n]", text[: hole.start])[-1]
-    after = re.split(r"[\r\n]", text[hole.end :], maxsplit=1)[0]
-    return before.lstrip(), after.rstrip()
+    return Deletion(deleted, Edit(path=hole.path, old=old, new=removed), marker, hole.start)
 
 
 def apply_edit(text: str, edit: Edit) -> str:

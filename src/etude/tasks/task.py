@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Any
 
@@ -80,3 +81,14 @@ class Task(BaseModel):
     checks: list[Check] = []
     max_turns: int = 1
     meta: dict[str, Any] = {}
+
+    def restored_lines(self) -> str:
+        """The whole lines of the reference on which the answer stands, without outer white
+        space: what a person would point at when saying what is missing."""
+        text = self.files[self.answer.path]
+        start = text.index(self.answer.old)
+        solved = self.reference[self.answer.path]
+        end = start + len(self.answer.new)
+        first = max(solved.rfind("\n", 0, start), solved.rfind("\r", 0, start)) + 1
+        rest = re.split(r"[\r\n]", solved[end:], maxsplit=1)[0]
+        return (solved[first:end] + rest).strip()
