@@ -36,8 +36,7 @@ class Budget(_Section):
 
 
 class EvaluationSettings(_Section):
-    """Held-out evaluation: `samples` rollouts of each held-out task, sampled as in
-    practice."""
+    """Held-out evaluation: `samples` rollouts of each held-out task, sampled as in practice."""
 
     samples: PositiveInt = 4
 
