@@ -262,8 +262,8 @@ def main() -> None:
             raise
         where = getattr(error, "filename", None) or "the run folder"
         sys.stderr.write(
-            f"etude: no space left on the disk that holds {where} (or it fails); free some and go on"
-            " with `etude practice --resume RUN`: what is stored is kept\n"
+            f"etude: no space left on the disk that holds {where} (or it fails); free some and go"
+            " on with `etude practice --resume RUN`: what is stored is kept\n"
         )
         sys.exit(EtudeError.exit_code)
     except KeyboardInterrupt:
