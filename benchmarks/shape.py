@@ -104,7 +104,8 @@ def machine() -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    fields = dict(line.split("\t:", 1) if "\t:" in line else (line, "") for line in lines)
+    parts = [line.partition(":") for line in lines]
+    fields = {name.strip(): value.strip() for name, _, value in parts}
     flags = fields.get("flags", "").split()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {

@@ -10,9 +10,8 @@ import json
 import os
 import sqlite3
 import struct
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,17 +177,6 @@ class RunStore:
         """Close the database; the store is unusable afterwards."""
         self._db.close()
 
-    @contextmanager
-    def transaction(self) -> Generator[None]:
-        """Everything written inside commits together, or not at all."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
     def get(self, key: str) -> Any:
         """A JSON value of the run's state, or None."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -203,6 +191,10 @@ class RunStore:
         self._db.execute(
             "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", (phase, step, json.dumps(dict(data)))
         )
+
+    def drop_metrics(self, phase: str, step: int) -> None:
+        """Forget the figures of `step` and later ones, which are going to be done again."""
+        self._db.execute("DELETE FROM metrics WHERE phase = ? AND step >= ?", (phase, step))
 
     def metrics(self, phase: str) -> list[dict[str, Any]]:
         """Figures of a phase by step, each with its `step`."""
@@ -263,9 +255,3 @@ class RunStore:
             )
             for row in self._db.execute(query, (phase, step, step))
         ]
-
-
-def with_verdict(trajectory: Trajectory, verdict: Verdict, reward: float | None) -> Trajectory:
-    """The same session with what the grader said of it."""
-    outcome = replace(trajectory.outcome, verdict=verdict, reward=reward)
-    return replace(trajectory, outcome=outcome)

@@ -70,12 +70,14 @@ def test_score_splits_valid_from_correct_and_leaves_out_the_unmeasured() -> None
         row("b", 0, 0.0, False),
         row("b", 1, 0.0, True),
         row("b", 2, None, False),
+        row("c", 0, 0.0, True),
     ]
     result = score(rows)
-    assert result.pass_1.value == 0.25 and result.pass_k.value == 0.5 and result.k == 2
-    assert result.valid.value == 0.75
-    assert result.correct_given_valid.value == pytest.approx(1 / 3)
-    assert result.unmeasured == 1 and result.tasks == 2
+    assert result.pass_1.value == pytest.approx(0.5 / 3)
+    assert result.pass_k.value == 0.5 and result.k == 2, "task c lacks a sample"
+    assert result.valid.value == 0.8
+    assert result.correct_given_valid.value == 0.25
+    assert result.unmeasured == 1 and result.tasks == 3
     assert gain(result, result).value == 0.0
     with pytest.raises(ValueError, match="measured"):
         score([row("a", 0, None, False)])

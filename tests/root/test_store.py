@@ -165,15 +165,18 @@ def test_store_keeps_a_rollout_once(tmp_path: Path) -> None:
     assert again.rollouts("practice", 2) == []
 
 
-def test_transaction_is_all_or_nothing(tmp_path: Path) -> None:
+def test_state_and_metrics(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
-    with pytest.raises(RuntimeError), store.transaction():
-        store.put("a", 1)
-        raise RuntimeError
     assert store.get("a") is None
-    with store.transaction():
-        store.put("a", [1, {"b": 2}])
-    assert store.get("a") == [1, {"b": 2}]
+    store.put("a", [1, {"b": 2}])
+    for step in range(4):
+        store.put_metrics("p", step, {"loss": step / 2, "step": 99})
+    store.put_metrics("p", 1, {"loss": 7.0})
+    store.drop_metrics("p", 3)
+    store.close()
+    again = RunStore(tmp_path)
+    assert again.get("a") == [1, {"b": 2}]
+    assert [(row["step"], row["loss"]) for row in again.metrics("p")] == [(0, 0), (1, 7), (2, 1)]
 
 
 def test_sigkill_loses_no_stored_rollout(tmp_path: Path) -> None:

@@ -97,9 +97,8 @@ def tasks_make(
     from etude.progress import Silent
 
     recipe = Recipe.preset(preset)
-    settings = recipe.maker.model_copy(update={"seed": seed})
     screen = Silent() if as_json else Screen()
-    result = _run(make_tasks, source, out, recipe.model_copy(update={"maker": settings}), screen)
+    result = _run(make_tasks, source, out, recipe.with_choices(seed=seed), screen)
     if as_json:
         print_json(result)
     else:
@@ -167,6 +166,11 @@ def practice(
 
     screen = Silent() if as_json else Screen()
     if resume is not None:
+        if source or recipe or run or model or seed is not None:
+            raise EtudeError(
+                "--resume goes on with the recipe of the run; leave the source and the other"
+                " options away"
+            )
         opened = Run.resume(resume)
     else:
         if not source:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 
 from etude.agent.session import Session
@@ -16,6 +18,7 @@ from etude.inference.settings import EngineSettings
 from etude.models.hermes import HermesRenderer
 from etude.models.pull import ensure_model
 from etude.records import Event, EventKind
+from etude.sandbox.bubblewrap import BubblewrapSandbox
 from etude.sandbox.protocol import Image, Workspace
 from etude.sandbox.registry import open_sandbox
 
@@ -33,35 +36,45 @@ async def converse(model: str, folder: Path, seed: int, temperature: float) -> N
     path = _final_model(Path(model)) or await asyncio.to_thread(
         ensure_model, model, progress=screen.say
     )
-    sandbox = await open_sandbox("bubblewrap")
-    engine = TorchEngine(path, EngineSettings())
+    with closing(await open_sandbox()) as sandbox:
+        engine = TorchEngine(path, EngineSettings())
+        try:
+            await _talk(path, folder.resolve(), engine, sandbox, seed, temperature)
+        finally:
+            await engine.close()
 
+
+async def _talk(
+    path: Path,
+    folder: Path,
+    engine: TorchEngine,
+    sandbox: BubblewrapSandbox,
+    seed: int,
+    temperature: float,
+) -> None:
     async def workspace() -> Workspace:
-        return await sandbox.create(Image(root=folder.resolve()))
+        return await sandbox.create(Image(root=folder))
 
     settings = SessionSettings(
         max_turns=_MAX_TURNS, max_turn_tokens=512, temperature=temperature, seed=seed
     )
     renderer = HermesRenderer.from_folder(path)
-    console.print(f"{path.name} on a copy of {folder.resolve()}; an empty line ends.", style="dim")
-    try:
-        async with Session(
-            engine,
-            renderer,
-            workspace,
-            default_tools(),
-            settings,
-            session_id="chat",
-            on_event=_show,
-            on_token=lambda token: console.print(
-                renderer.decode([token]), end="", markup=False, style="cyan"
-            ),
-        ) as session:
-            while line := await asyncio.to_thread(_ask):
-                stop = await session.send(line)
-                console.print(f"[{stop.value}]", style="dim", markup=False)
-    finally:
-        await engine.close()
+    console.print(f"{path.name} on a copy of {folder}; an empty line ends.", style="dim")
+    async with Session(
+        engine,
+        renderer,
+        workspace,
+        default_tools(),
+        settings,
+        session_id="chat",
+        on_event=_show,
+        on_token=lambda token: console.print(
+            renderer.decode([token]), end="", markup=False, style="cyan"
+        ),
+    ) as session:
+        while line := await _line():
+            stop = await session.send(line)
+            console.print(f"[{stop.value}]", style="dim", markup=False)
 
 
 def _final_model(run: Path) -> Path | None:
@@ -72,6 +85,25 @@ def _final_model(run: Path) -> Path | None:
     if not final.is_dir():
         raise EtudeError(f"{run} is not finished; go on with `etude practice --resume {run}`")
     return final
+
+
+async def _line() -> str:
+    """A line from the terminal. The thread that waits for it ends with the program: one of the
+    loop's own would hold a Ctrl-C back until somebody presses Enter."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    def deliver(text: str) -> None:
+        if not answer.done():
+            answer.set_result(text)
+
+    def wait() -> None:
+        text = _ask()
+        with suppress(RuntimeError):  # the loop is gone: nobody waits any more
+            loop.call_soon_threadsafe(deliver, text)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return await answer
 
 
 def _ask() -> str:

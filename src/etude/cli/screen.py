@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from typing import Any
@@ -25,7 +26,6 @@ _WIDTH = None if sys.stdout.isatty() else 110
 """A log file has no width; tables in it must not be cut at 80 columns."""
 
 console = Console(stderr=False, highlight=False, width=_WIDTH)
-errors = Console(stderr=True, highlight=False)
 
 _LOG_EVERY_S = 15.0
 
@@ -90,8 +90,16 @@ class Screen:
 
 
 def print_json(data: Any) -> None:
-    """Machine-readable output, one document on stdout."""
-    sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
+    """Machine-readable output, one document on stdout; what is undefined is null."""
+    sys.stdout.write(json.dumps(_defined(data), indent=2, default=str, allow_nan=False) + "\n")
+
+
+def _defined(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _defined(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_defined(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:

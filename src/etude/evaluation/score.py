@@ -16,9 +16,9 @@ from etude.store import RolloutRow
 class Score:
     """What one policy did on a set of tasks.
 
-    `pass_1` and `pass_k` are over tasks with `k` samples each; `valid` is the share of rollouts
-    whose edit was accepted, `correct_given_valid` the share of those that passed. `unmeasured`
-    rollouts are left out of all of them. `per_task` is pass@1 by task id.
+    `pass_1` is over all tasks, `pass_k` over those whose `k` samples were all measured; `valid` is
+    the share of rollouts whose edit was accepted, `correct_given_valid` the share of those that
+    passed. `unmeasured` rollouts are left out of all of them. `per_task` is pass@1 by task id.
     """
 
     tasks: int
@@ -41,7 +41,7 @@ def score(rows: Sequence[RolloutRow], seed: int = 0) -> Score:
     if not groups:
         raise ValueError("no rollout of this evaluation was measured")
     ordered = [groups[name] for name in sorted(groups)]
-    k = min(len(group) for group in ordered)
+    k = max(len(group) for group in ordered)
     solved = [sum(row.score == 1.0 for row in group) for group in ordered]
     valid = [sum(row.valid_call for row in group) for group in ordered]
     sizes = [len(group) for group in ordered]
@@ -50,7 +50,9 @@ def score(rows: Sequence[RolloutRow], seed: int = 0) -> Score:
         tasks=len(ordered),
         k=k,
         pass_1=mean(passed, seed),
-        pass_k=mean([pass_at_k(s, n, k) for s, n in zip(solved, sizes, strict=True)], seed),
+        pass_k=mean(
+            [pass_at_k(s, n, k) for s, n in zip(solved, sizes, strict=True) if n == k], seed
+        ),
         valid=ratio(valid, sizes, seed),
         correct_given_valid=ratio(solved, valid, seed),
         mean_tokens=float(np.mean([row.sampled for group in ordered for row in group])),

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from etude.errors import EtudeError
 from etude.inference.forward import SlotModel, native_bfloat16, usable_cores
 from etude.inference.protocol import Completion, Sampling
 from etude.inference.scheduler import Request, Scheduler, Slot
@@ -35,7 +36,7 @@ _POLL_S = 2.0
 _CLOSE_S = 60.0
 
 
-class EngineError(RuntimeError):
+class EngineError(EtudeError):
     """The engine cannot answer: it was closed, it died of the named error, or it stands still."""
 
 

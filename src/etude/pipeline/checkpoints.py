@@ -89,9 +89,11 @@ class Checkpoints:
         manifest = {"phase": phase, "step": step, "final": final, "ledger": dict(ledger or {})}
         write_atomically(temporary / _MANIFEST, json.dumps(manifest).encode())
         temporary.replace(self._folder / name)
-        for folder in self._folder.iterdir():
+        for folder in list(self._folder.iterdir()):
             if folder.name != name:
-                shutil.rmtree(folder)
+                # Renamed first: one that is half deleted must not pass for a damaged checkpoint.
+                doomed = folder.with_name(f".{folder.name}.tmp")
+                shutil.rmtree(folder.replace(doomed))
 
     def _read(self, folder: Path) -> Checkpoint:
         try:
@@ -99,5 +101,6 @@ class Checkpoints:
             return Checkpoint(folder, data["phase"], data["step"], data["final"], data["ledger"])
         except (OSError, ValueError, KeyError) as error:
             raise EtudeError(
-                f"the checkpoint {folder} is damaged ({error}); delete it to go on from before"
+                f"the checkpoint {folder} is damaged ({error}); start a new run, or put the folder"
+                " back from a backup"
             ) from error

@@ -7,6 +7,7 @@ the expression from there into the call (`docs/lab-notes.md`).
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,7 @@ from etude.training.sft import sft_sequences
 from etude.training.trainer import Trainer
 
 _PHASE = "expert"
+_AT_ONCE = 8
 _CHUNK = 8
 
 
@@ -40,20 +42,34 @@ async def expert_sequences(
 ) -> list[TokenSequence]:
     """Let the expert solve `tasks` in the real harness and sandbox, graded like anybody, and take
     the transcripts that passed as training text. Raises EtudeError when none did."""
+    gate = asyncio.Semaphore(_AT_ONCE)
     passed: list[TokenSequence] = []
-    with metered(progress, "expert transcripts", len(tasks), "tasks") as meter:
-        for index, task in enumerate(tasks):
-            key = RolloutKey(_PHASE, 0, task.id, 0)
-            call = ("edit", task.answer.model_dump())
-            engine = expert_engine(renderer, [call], texts=[task.restored_lines()])
+    reason = ""
+
+    async def one(task: Task) -> None:
+        nonlocal reason
+        key = RolloutKey(_PHASE, 0, task.id, 0)
+        call = ("edit", task.answer.model_dump())
+        engine = expert_engine(renderer, [call], texts=[task.restored_lines()])
+        async with gate:
             await attempts(engine).collect([Attempt(key, task, 0)], store)
-            trajectory = store.rollout(key)
-            verdict = trajectory.outcome.verdict
-            if verdict is not None and verdict.score == 1.0:
-                passed += sft_sequences(trajectory)
-            meter.update(index + 1)
+        verdict = store.rollout(key).outcome.verdict
+        if verdict is not None and verdict.score != 1.0:
+            reason = verdict.reason
+        done.append(task)
+        meter.update(len(done))
+
+    done: list[Task] = []
+    with metered(progress, "expert transcripts", len(tasks), "tasks") as meter:
+        await asyncio.gather(*(one(task) for task in tasks))
+    # In the order of the tasks, not of their ends, so that a seed gives one training run.
+    for task in tasks:
+        trajectory = store.rollout(RolloutKey(_PHASE, 0, task.id, 0))
+        verdict = trajectory.outcome.verdict
+        if verdict is not None and verdict.score == 1.0:
+            passed += sft_sequences(trajectory)
     if not passed:
-        raise EtudeError("the reference answer of no warm-up task passed its own tests again")
+        raise EtudeError(f"the reference answer of no warm-up task passed: {reason}")
     return passed
 
 
@@ -62,6 +78,7 @@ def reference_likelihoods(
     trainer: Trainer,
     renderer: Renderer,
     tools: Sequence[AnyTool],
+    temperature: float,
     progress: Progress,
 ) -> dict[str, float]:
     """Probability, by task id, that the policy answers with exactly the reference edit: a lower
@@ -76,7 +93,7 @@ def reference_likelihoods(
                 prompt = renderer.open(SYSTEM_PROMPT, specs, task.prompt)
                 call = ("edit", task.answer.model_dump())
                 answer = renderer.expert(task.restored_lines(), [call])
-                sequences.append(_plain(prompt, answer))
+                sequences.append(_plain(prompt, answer, temperature))
             wanted = [s.cross_entropy != 0 for s in sequences]
             for task, logprobs in zip(chunk, trainer.logprobs(sequences, wanted), strict=True):
                 result[task.id] = math.exp(float(np.nansum(logprobs)))
@@ -84,10 +101,11 @@ def reference_likelihoods(
     return result
 
 
-def _plain(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
+def _plain(prompt: Sequence[int], answer: Sequence[int], temperature: float) -> TokenSequence:
     count = len(prompt) + len(answer)
     weight = np.zeros(count, np.float32)
     weight[len(prompt) :] = 1.0
     zeros, unknown = np.zeros(count, np.float32), np.full(count, np.nan, np.float32)
     ids = np.array([*prompt, *answer], np.int32)
-    return TokenSequence(ids, zeros, weight, zeros, unknown, unknown)
+    # Greedy sampling (0) is recorded at temperature 1, as everywhere.
+    return TokenSequence(ids, zeros, weight, zeros, unknown, unknown, temperature or 1.0)

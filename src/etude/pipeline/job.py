@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from etude.agent.tools import tools_named
+from etude.errors import EtudeError
 from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Engine
 from etude.inference.scripted import ScriptedEngine
@@ -59,7 +60,6 @@ async def main_job(run: Run, progress: Progress) -> Summary:
             await _Phases(run, progress, bench, library, engine, folder).all()
         finally:
             await engine.close()
-    run.store.put("finished", True)
     return summarize(run)
 
 
@@ -138,6 +138,8 @@ class _Phases:
         async with timed(self.run, phase):
             with metered(self.progress, f"evaluate {name}", len(plan), "rollouts") as meter:
                 await self.attempts(self.engine).collect(plan, store, meter.update)
+        if all(row.score is None for row in store.rollouts(phase)):
+            raise EtudeError(f"no rollout of the evaluation {name!r} could be measured")
         store.put(f"done/{phase}", True)
 
     async def pretrain(self, trainer: Trainer) -> None:
@@ -203,6 +205,7 @@ class _Phases:
                     trainer,
                     self.renderer,
                     tools_named(recipe.tools),
+                    recipe.session.temperature,
                     self.progress,
                 )
             store.put("prior", prior)

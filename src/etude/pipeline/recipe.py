@@ -74,15 +74,18 @@ class Recipe(_Section):
     evaluation: EvaluationSettings = EvaluationSettings()
 
     def with_choices(self, *, source: str = "", model: str = "", seed: int | None = None) -> Recipe:
-        """The same recipe with what was chosen on the command line; one seed rules them all."""
-        update: dict[str, Any] = {
-            key: value for key, value in (("source", source), ("model", model)) if value
-        }
-        if seed is not None:
-            update["seed"] = seed
-            update["maker"] = self.maker.model_copy(update={"seed": seed})
-            update["windows"] = self.windows.model_copy(update={"seed": seed})
-        return self.model_copy(update=update)
+        """The same recipe with what was chosen on the command line. Folders become absolute, so
+        that a run can be resumed from anywhere; one seed rules the tasks and the windows too."""
+        seed = self.seed if seed is None else seed
+        return self.model_copy(
+            update={
+                "source": _absolute(source or self.source),
+                "model": _absolute(model or self.model),
+                "seed": seed,
+                "maker": self.maker.model_copy(update={"seed": seed}),
+                "windows": self.windows.model_copy(update={"seed": seed}),
+            }
+        )
 
     @classmethod
     def from_toml(cls, path: Path) -> Recipe:
@@ -119,6 +122,12 @@ class Recipe(_Section):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             raise EtudeError(f"{where}: {field}: {first['msg']}") from error
+
+
+def _absolute(name: str) -> str:
+    """A folder by its absolute path; any other name as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if name and path.is_dir() else name
 
 
 def presets() -> dict[str, str]:

@@ -7,7 +7,7 @@
     RUN/rollouts/        one file per rollout
     RUN/tasks/           the tasks and the repository they came from
     RUN/checkpoints/     trainer states; the newest complete one counts
-    RUN/models/          Hugging Face folders: warmup, final
+    RUN/models/final     the trained model, a Hugging Face folder
     RUN/report.html      what it came to
 """
 
@@ -80,7 +80,9 @@ class Run:
 def default_folder(source: str, now: datetime | None = None) -> Path:
     """`runs/<source>-<UTC time>` below the working folder."""
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
-    name = source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
+    local = Path(source).expanduser()
+    name = local.resolve().name if local.is_dir() else source.rstrip("/").rsplit("/", 1)[-1]
+    name = name.removesuffix(".git")
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
     return Path("runs") / f"{clean}-{stamp}"
 

@@ -70,7 +70,8 @@ async def supervise(
     """
     steps = plan_steps(sequences, budget, seed)
     done = checkpoints.step(phase)
-    rows = [row for row in store.metrics(phase) if row["step"] < done]
+    store.drop_metrics(phase, done)
+    rows = store.metrics(phase)
     spent = rows[-1]["elapsed"] if rows else 0.0
     before = await _measure(heldout_loss) if heldout_loss and not done else None
     began = saved = time.monotonic()

@@ -49,32 +49,41 @@ async def open_bench(
     """Find the repository that `tasks` were made from, or prepare the recipe's source, inside
     `timer`; then start its graders. Raises EtudeError when the tasks are of another state of the
     source and that state is gone from the cache."""
-    async with timer or nullcontext():
-        sandbox = await open_sandbox(recipe.sandbox)
-        known = load(tasks).repository if (tasks / TASKS).exists() else None
-        if known is not None and known.root.is_dir() and known.env.is_dir():
-            repository = known
-        else:
-            repository = await prepare(
-                recipe.source,
-                cache=cache_folder(),
-                sandbox=sandbox,
-                settings=recipe.prepare,
-                progress=progress.say,
-            )
-        if known is not None and known.key != repository.key:
-            raise EtudeError(
-                f"{tasks} holds tasks of another state of {recipe.source}, which is no longer in"
-                f" {cache_folder()}; start a new run"
-            )
-    progress.say(
-        f"{repository.name}: {len(repository.tests)} tests pass every time, one run takes"
-        f" {repository.suite_seconds:.1f} s"
-    )
-    workers = recipe.concurrency.graders
-    with closing(sandbox):
+    with closing(await open_sandbox(recipe.sandbox)) as sandbox:
+        async with timer or nullcontext():
+            repository = await _repository(recipe, progress, sandbox, tasks)
+        progress.say(
+            f"{repository.name}: {len(repository.tests)} tests pass every time, one run takes"
+            f" {repository.suite_seconds:.1f} s"
+        )
+        workers = recipe.concurrency.graders
         async with SuiteRunner(repository, sandbox, workers=workers) as runner:
-            yield Bench(sandbox, repository, runner, Grader(repository, runner))
+            grader = Grader(repository, runner)
+            try:
+                yield Bench(sandbox, repository, runner, grader)
+            finally:
+                await grader.close()
+
+
+async def _repository(
+    recipe: Recipe, progress: Progress, sandbox: BubblewrapSandbox, tasks: Path
+) -> Repository:
+    known = load(tasks).repository if (tasks / TASKS).exists() else None
+    if known is not None and known.root.is_dir() and known.env.is_dir():
+        return known
+    repository = await prepare(
+        recipe.source,
+        cache=cache_folder(),
+        sandbox=sandbox,
+        settings=recipe.prepare,
+        progress=progress.say,
+    )
+    if known is not None and known.key != repository.key:
+        raise EtudeError(
+            f"{tasks} holds tasks of another state of {recipe.source}, which is no longer in"
+            f" {cache_folder()}; start a new run"
+        )
+    return repository
 
 
 async def find_or_make_tasks(
@@ -100,6 +109,8 @@ async def find_or_make_tasks(
             " few of the removals that were tried; use a repository with more tests"
         )
     save(library, folder)
+    if made.timed_out:
+        progress.say("the search for tasks ended at its time limit, before all were found")
     rejected = ", ".join(f"{reason}: {count}" for reason, count in made.rejected.most_common(3))
     progress.say(
         f"{len(library.tasks)} verified tasks ("

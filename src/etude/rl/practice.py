@@ -87,7 +87,7 @@ class Practice:
 
     async def run(self, progress: Progress) -> bool:
         """Practise until the plan is done. Returns False when the minutes ended it earlier."""
-        spent = self._elapsed(self._ledger.step)
+        spent = self._elapsed()
         began = time.monotonic()
         plan = self._settings.steps
         with metered(progress, PHASE, plan, "steps") as meter:
@@ -183,9 +183,8 @@ class Practice:
         for group in groups:
             self._curriculum.observe(group.task_id, group.passed, len(group.trajectories))
 
-    def _elapsed(self, step: int) -> float:
-        rows = [row for row in self._store.metrics(PHASE) if row["step"] < step]
-        return float(rows[-1]["elapsed"]) if rows else 0.0
+    def _elapsed(self) -> float:
+        return max((float(row["elapsed"]) for row in self._store.metrics(PHASE)), default=0.0)
 
     def _figures(self, groups: Sequence[Group], metrics: StepMetrics | None) -> dict[str, Any]:
         rollouts = [t for group in groups for t in group.trajectories]
@@ -197,7 +196,7 @@ class Practice:
             "rollouts": len(rollouts),
             "mean_reward": _mean([r for group in groups for r in group.rewards]),
             "pass_rate": _mean(
-                [group.passed / max(len(group.trajectories), 1) for group in groups]
+                [group.passed / len(group.trajectories) for group in groups if group.trajectories]
             ),
             "valid_rate": _mean([float(t.outcome.valid_call) for t in rollouts]),
             "sampled_tokens": sampled,

@@ -11,7 +11,7 @@ class PracticeSettings(BaseModel):
 
     `steps` is the plan, `minutes` a ceiling; whichever comes first ends practice. The policy
     gradient is divided by the constant `groups_per_step * group_size * tokens_per_rollout`
-    (`mechanisms` 1), never by what was sampled. `kl` is β of the k1 term; `prior_strength` says
+    (`mechanisms` 1), never by what was sampled. `prior_strength` says
     how many rollouts the likelihood of the reference answer counts for when the curriculum
     guesses a pass rate. `passes` above 1 departs from the single epoch: a task may then be
     trained on that many times.

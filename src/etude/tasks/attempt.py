@@ -24,6 +24,8 @@ from etude.tasks.task import Task
 
 _TOLERATED_FAILURES = 8
 """Unmeasured attempts in a row after which something is broken, not unlucky."""
+_TRIES = 3
+"""How often an attempt is made before it is stored as not measured."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,16 @@ class Attempts:
         )
         return await session.run(task.prompt)
 
-    async def graded(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """The session with the verdict on what it left behind, and its reward."""
+    async def graded(self, task: Task, trajectory: Trajectory) -> tuple[Trajectory, Verdict]:
+        """The session with the verdict on what it left behind and its reward; the verdict."""
         outcome = trajectory.outcome
         if outcome.stop is StopReason.ERROR:
             verdict = Verdict(None, f"the session failed: {outcome.detail}")
         else:
             verdict = await self._grader.grade(task, outcome.changes)
         outcome = replace(outcome, verdict=verdict)
-        return replace(trajectory, outcome=replace(outcome, reward=reward(outcome, self._reward)))
+        outcome = replace(outcome, reward=reward(outcome, self._reward))
+        return replace(trajectory, outcome=outcome), verdict
 
     async def collect(
         self,
@@ -112,9 +115,10 @@ class Attempts:
     ) -> None:
         """Make every attempt of the plan that the store does not hold yet.
 
-        Attempts start in the plan's order, so siblings of a group stand together and share their
-        prompt in the engine. `on_done` is called with the number now stored. Raises EtudeError
-        when attempt after attempt cannot be measured.
+        One that cannot be measured is made again, three times in all. Attempts start in the plan's
+        order, so siblings of a group stand together and share their prompt in the engine. `on_done`
+        is called with the number now stored. Raises EtudeError when attempt after attempt cannot be
+        measured; those are not stored, so a resumed run makes them again.
         """
         missing = [item for item in plan if not store.has_rollout(item.key)]
         done = len(plan) - len(missing)
@@ -122,21 +126,28 @@ class Attempts:
         failures = 0
         gate = asyncio.Semaphore(self._concurrency)
 
-        async def one(item: Attempt) -> None:
-            nonlocal done, failures
-            name = str(item.key)
+        async def once(item: Attempt) -> tuple[Trajectory, Verdict]:
+            nonlocal failures
             async with gate:
-                trajectory = await self.session(item.task, seed=item.seed, session_id=name)
+                trajectory = await self.session(item.task, seed=item.seed, session_id=str(item.key))
             # Grading has its own workers; the engine's batch is filled again meanwhile.
-            trajectory = await self.graded(item.task, trajectory)
-            store.put_rollout(item.key, trajectory)
-            verdict = trajectory.outcome.verdict
-            failures = 0 if verdict is not None and verdict.measured else failures + 1
+            trajectory, verdict = await self.graded(item.task, trajectory)
+            failures = 0 if verdict.measured else failures + 1
             if failures >= _TOLERATED_FAILURES:
-                reason = verdict.reason if verdict is not None else "no verdict"
                 raise EtudeError(
-                    f"{failures} attempts in a row could not be measured; the last one: {reason}"
+                    f"{failures} attempts in a row could not be measured; the last one:"
+                    f" {verdict.reason}"
                 )
+            return trajectory, verdict
+
+        async def one(item: Attempt) -> None:
+            nonlocal done
+            trajectory, verdict = await once(item)
+            tries = 1
+            while not verdict.measured and tries < _TRIES:
+                trajectory, verdict = await once(item)
+                tries += 1
+            store.put_rollout(item.key, trajectory)
             done += 1
             on_done(done)
 

@@ -66,6 +66,13 @@ class Grader:
         self._store: MutableMapping[str, str] = {} if store is None else store
         self._running: dict[str, asyncio.Task[Verdict]] = {}
 
+    async def close(self) -> None:
+        """Stop whatever is still being graded; nobody waits for it any more."""
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
     async def grade(self, task: Task, changes: Mapping[str, str | None]) -> Verdict:
         """The verdict on `changes` to the task's start: path to new text, None where the file was
         deleted. A file brought back to its pristine text is a change like any other.

@@ -237,7 +237,7 @@ def _store(
 
 
 def clean_files(root: Path) -> Iterator[Path]:
-    """Regular files of a tree relative to it, sorted, without history, caches and artefacts.
+    """Regular files of a tree relative to it, sorted, without history, caches, artefacts and runs.
 
     Links are left out: one that leads out of the tree would show the host's files to the guest.
     """
@@ -251,6 +251,7 @@ def clean_files(root: Path) -> Iterator[Path]:
             and not f.endswith(".egg-info")
             and not (top and _TOP_LEVEL_JUNK.search(f))
             and not (Path(folder, f) / "pyvenv.cfg").exists()
+            and not (Path(folder, f) / "run.db").exists()
             and not Path(folder, f).is_symlink()
         )
         for name in sorted(names):

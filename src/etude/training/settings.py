@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Dtype = Literal["bfloat16", "float32"]
+Dtype = Literal["auto", "bfloat16", "float32"]
 
 
 class TrainerSettings(BaseModel):
@@ -14,8 +14,9 @@ class TrainerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dtype: Dtype = "bfloat16"
-    """Of forward and backward. Master weights, their gradients and the moments are float32."""
+    dtype: Dtype = "auto"
+    """Of forward and backward; `auto` is bfloat16 where the processor multiplies it natively.
+    Master weights, their gradients and the moments are float32."""
     importance_cap: float | None = Field(default=2.0, gt=0)
     """Cap of omega = pi_old / pi_sampler. None turns the correction off (omega = 1); inf leaves
     it uncapped."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from etude.errors import EtudeError
+from etude.machine import machine
 from etude.models.loading import load
 from etude.records import Bool, Float32, Int32, PolicyVersion
 from etude.training.batch import Batch, Sequence
@@ -39,7 +40,12 @@ from etude.training.metrics import StepMetrics, Tally
 from etude.training.settings import TrainerSettings
 from etude.weights.update import Update
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+def compute_dtype(settings: TrainerSettings) -> torch.dtype:
+    """The type of forward and backward on this machine."""
+    if settings.dtype == "auto":
+        return torch.bfloat16 if machine().fast_bf16 else torch.float32
+    return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
 
 
 class Trainer:
@@ -53,7 +59,8 @@ class Trainer:
         self.settings = settings
         self.steps = 0
         """Optimiser steps taken so far, kept across save and load."""
-        dtype = _DTYPES[settings.dtype]
+        dtype = compute_dtype(settings)
+        self._rounds = dtype != torch.float32
         model = load(folder, "float32", "sdpa").model
         self.forward = RowModel(model, settings.head_rows)
         masters = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -219,7 +226,7 @@ class Trainer:
 
     def _publish(self) -> None:
         """Round the masters into the compute copy."""
-        if self.settings.dtype != "float32":
+        if self._rounds:
             with torch.no_grad():
                 for name, param in self._params.items():
                     param.copy_(self._masters[name])
