@@ -93,7 +93,8 @@ class Practice:
         with metered(progress, PHASE, plan, "steps") as meter:
             for step in range(self._ledger.step, plan):
                 elapsed = spent + time.monotonic() - began
-                if elapsed > 60 * self._settings.minutes:
+                # A step that would not end in time is not begun.
+                if elapsed + elapsed / max(step, 1) > 60 * self._settings.minutes:
                     return False
                 if not self._plan(step):
                     progress.say("every practice task has been trained on; practice ends here")
