@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
-from small_repository import write_repository
+from little_library import Corner, write_repository
 
 from etude.models.tiny import make_tiny
-
-
-@dataclass(frozen=True)
-class Corner:
-    """A cache folder, a repository, a model and a recipe that takes seconds with them."""
-
-    cache: Path
-    source: Path
-    recipe: Path
-
 
 RECIPE = """
 name = "test"

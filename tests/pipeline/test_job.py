@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import Corner
+from little_library import Corner
 
 from etude.pipeline.checkpoints import Checkpoints
 from etude.pipeline.run import Run

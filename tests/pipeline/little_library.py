@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Corner:
+    """A cache folder, a repository, a model and a recipe that takes seconds with them."""
+
+    cache: Path
+    source: Path
+    recipe: Path
+
 
 _FUNCTIONS = {
     "double": ("x", "x * 2", [("3", "6"), ("0", "0")]),
