@@ -96,7 +96,7 @@ def test_no_change_scores_nothing_without_a_run(
     ("changes", "reason"),
     [
         (answer("whole"), "test_rebate ended as failed"),
-        (answer("(("), "missing"),
+        (answer("(("), "no valid Python"),
         ({"shop/basket.py": ""}, "missing"),
         ({"shop/basket.py": None}, "missing"),
         ({"shop/basket.py": "while True: pass\n"}, "in time"),

@@ -88,7 +88,7 @@ class Grader:
             return Verdict(0.0, "nothing of the task's files was changed", flags=flags)
         broken = _unparsable(answer)
         if broken is not None:
-            return Verdict(0.0, broken, flags=flags)
+            return Verdict(0.0, broken, dict.fromkeys(task.target_tests, "missing"), flags)
         cheats = self._cheats(answer)
         if cheats:
             reason = "the answer contains code that has no business in it"
