@@ -161,7 +161,7 @@ INSIDE: dict[str, str] = {
     "10 patches the report": PATCH_REPORT,
     "10 patches the call's record": PATCH_INFO,
     "15 another copy": "from shop_original.basket import total",
-    "16 downloads": "import urllib.request\nurllib.request.urlopen('https://example.org', timeout=3)",
+    "16 downloads": "from urllib import request\nrequest.urlopen('https://example.org', timeout=3)",
     "18 background process": BACKGROUND,
     "20 forges a record through the recorder": FORGE_RECORD,
     "20 forges a record through the pipe": FORGE_PIPE,

@@ -144,7 +144,7 @@ def tasks_show(
 @app.command()
 def practice(
     source: Annotated[str, typer.Argument(help="A folder, a git URL, or pypi:NAME.")] = "",
-    preset: Annotated[str, typer.Option(help="A recipe that ships with Etude.")] = "demo",
+    preset: Annotated[str, typer.Option(help="A recipe that ships with Etude: demo, smoke.")] = "",
     recipe: Annotated[Path | None, typer.Option(help="A recipe of your own (TOML).")] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME-TIME.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
@@ -166,18 +166,20 @@ def practice(
 
     screen = Silent() if as_json else Screen()
     if resume is not None:
-        if source or recipe or run or model or seed is not None:
+        if source or preset or recipe or run or model or seed is not None:
             raise EtudeError(
                 "--resume goes on with the recipe of the run; leave the source and the other"
                 " options away"
             )
         opened = Run.resume(resume)
     else:
-        if not source:
-            raise EtudeError("name a repository: a folder, a git URL or pypi:NAME")
-        plan = Recipe.from_toml(recipe) if recipe else Recipe.preset(preset)
+        if recipe and preset:
+            raise EtudeError("give --recipe or --preset, not both")
+        plan = Recipe.from_toml(recipe) if recipe else Recipe.preset(preset or "demo")
         plan = plan.with_choices(source=source, model=model, seed=seed)
-        opened = Run.create(run or default_folder(source), plan)
+        if not plan.source:
+            raise EtudeError("name a repository: a folder, a git URL or pypi:NAME")
+        opened = Run.create(run or default_folder(plan.source), plan)
     with opened:
         screen.say(f"run folder: {opened.folder}")
         try:
@@ -227,7 +229,8 @@ def chat(
 ) -> None:
     """Talk to a model in the harness that it practised in; its tools work in a sandbox.
 
-    The folder is shown copy-on-write: nothing in it changes. Example:
+    A trained run gets the tools of its recipe, any other model all of them. The folder is shown
+    copy-on-write: nothing in it changes, and what the agent changed is printed in the end. Example:
     `etude chat --model runs/toolz-20261130-120000`
     """
     from etude.cli.chat import converse

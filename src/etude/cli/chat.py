@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
-from etude.agent.tools import default_tools
+from etude.agent.tools import AnyTool, default_tools, tools_named
 from etude.cli.screen import Screen, console
 from etude.errors import EtudeError
 from etude.inference.engine import TorchEngine
 from etude.inference.settings import EngineSettings
 from etude.models.hermes import HermesRenderer
 from etude.models.pull import ensure_model
+from etude.pipeline.recipe import Recipe
 from etude.records import Event, EventKind
 from etude.sandbox.bubblewrap import BubblewrapSandbox
 from etude.sandbox.protocol import Image, Workspace
@@ -33,13 +36,19 @@ async def converse(model: str, folder: Path, seed: int, temperature: float) -> N
     if not folder.is_dir():
         raise EtudeError(f"{folder} is no folder; name the repository to work on with --folder")
     screen = Screen()
-    path = _final_model(Path(model)) or await asyncio.to_thread(
-        ensure_model, model, progress=screen.say
-    )
+    run = Path(model)
+    if (run / "recipe.json").is_file():
+        path, tools = _final_model(run), tools_named(Recipe.from_json(run / "recipe.json").tools)
+    else:
+        path = await asyncio.to_thread(ensure_model, model, progress=screen.say)
+        tools = default_tools()
     with closing(await open_sandbox()) as sandbox:
         engine = TorchEngine(path, EngineSettings())
         try:
-            await _talk(path, folder.resolve(), engine, sandbox, seed, temperature)
+            settings = SessionSettings(
+                max_turns=_MAX_TURNS, max_turn_tokens=512, temperature=temperature, seed=seed
+            )
+            await _talk(path, folder.resolve(), engine, sandbox, settings, tools)
         finally:
             await engine.close()
 
@@ -49,22 +58,19 @@ async def _talk(
     folder: Path,
     engine: TorchEngine,
     sandbox: BubblewrapSandbox,
-    seed: int,
-    temperature: float,
+    settings: SessionSettings,
+    tools: Sequence[AnyTool],
 ) -> None:
     async def workspace() -> Workspace:
         return await sandbox.create(Image(root=folder))
 
-    settings = SessionSettings(
-        max_turns=_MAX_TURNS, max_turn_tokens=512, temperature=temperature, seed=seed
-    )
     renderer = HermesRenderer.from_folder(path)
     console.print(f"{path.name} on a copy of {folder}; an empty line ends.", style="dim")
     async with Session(
         engine,
         renderer,
         workspace,
-        default_tools(),
+        tools,
         settings,
         session_id="chat",
         on_event=_show,
@@ -75,12 +81,23 @@ async def _talk(
         while line := await _line():
             stop = await session.send(line)
             console.print(f"[{stop.value}]", style="dim", markup=False)
+        _show_changes(folder, (await session.trajectory()).outcome.changes)
 
 
-def _final_model(run: Path) -> Path | None:
-    """The trained model of a run folder, or None when this is no run folder."""
-    if not (run / "recipe.json").is_file():
-        return None
+def _show_changes(folder: Path, changes: Mapping[str, str | None]) -> None:
+    """What the agent left behind, as a patch; the copy itself is thrown away."""
+    for path, text in changes.items():
+        file = folder / path
+        before = file.read_text("utf-8", "replace") if file.is_file() else ""
+        patch = difflib.unified_diff(
+            before.splitlines(), (text or "").splitlines(), f"a/{path}", f"b/{path}", lineterm=""
+        )
+        for line in patch:
+            console.print(line, markup=False)
+
+
+def _final_model(run: Path) -> Path:
+    """The trained model of a run folder. Raises EtudeError while there is none."""
     final = run / "models" / "final"
     if not final.is_dir():
         raise EtudeError(f"{run} is not finished; go on with `etude practice --resume {run}`")

@@ -38,7 +38,7 @@ def examine() -> list[Check]:
             "GPU",
             bool(here.gpus),
             "; ".join(here.gpus) or "none",
-            "" if here.gpus else "not needed: everything runs on the CPU, more slowly",
+            "not used yet: everything runs on the CPU" if here.gpus else "not needed",
         ),
         Check(
             "memory",

@@ -17,7 +17,7 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """`auto` is bfloat16 where the processor multiplies it natively (AVX512-BF16, AMX, a GPU),
+    """`auto` is bfloat16 where the processor multiplies it natively (AVX512-BF16, AMX),
     else float32."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of one forward pass; None takes every core that this process may use."""

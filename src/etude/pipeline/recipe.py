@@ -103,7 +103,7 @@ class Recipe(_Section):
         """Read the frozen recipe of a run."""
         try:
             return cls._validated(json.loads(path.read_text()), str(path))
-        except json.JSONDecodeError as error:
+        except (OSError, ValueError) as error:
             raise EtudeError(f"{path} is damaged: {error}") from error
 
     @classmethod
@@ -121,7 +121,10 @@ class Recipe(_Section):
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
-            raise EtudeError(f"{where}: {field}: {first['msg']}") from error
+            reason = first["msg"]
+            if first["type"] == "extra_forbidden":
+                reason = "there is no such setting"
+            raise EtudeError(f"{where}: {field}: {reason}") from error
 
 
 def _absolute(name: str) -> str:

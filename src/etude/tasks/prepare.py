@@ -400,7 +400,7 @@ def _passed(repository: Repository, result: SuiteResult) -> list[str]:
     if missing:
         raise EtudeError(
             f"{source}: its tests need the module {missing[0]}, which its requirements for tests "
-            "do not name; pass it as an extra requirement."
+            "do not name; list it in a recipe under [prepare] extra_requirements."
         )
     if not outcomes and not result.collection_errors:
         raise EtudeError(
