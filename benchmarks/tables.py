@@ -68,7 +68,8 @@ def demo_table(result: dict[str, Any]) -> str:
         BEGIN,
         "",
         f"What `{result['command']}` printed on {result['date']} ({result['machine']}, seed"
-        f" {result['seed']}); its phases took {result['minutes']:.1f} minutes:",
+        f" {result['seed']}); with installing, from a fresh clone and empty caches, it took"
+        f" {result['wall_minutes']:.1f} minutes:",
         "",
         f"| {result['tasks']} held-out tasks, {result['k']} samples each | pass@1 |"
         f" pass@{result['k']} | valid calls | correct if valid |",

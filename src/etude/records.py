@@ -128,7 +128,7 @@ class Event:
 class Usage:
     """The six effort counts of a chain, plus what the engine had to read.
 
-    Token counts are the transcript's own, summed over the chain (`mechanisms` 2).
+    Token counts are the transcript's own, summed over the chain.
     """
 
     thinking_tokens: int = 0

@@ -83,6 +83,12 @@ def test_unknown_model_is_told_before_anything_is_made(tmp_path: Path) -> None:
     one_sentence(etude(*words, cache=tmp_path), "nonsense", "smollm2-135m")
 
 
+def test_a_misspelt_source_leaves_no_run_behind(tmp_path: Path) -> None:
+    words = ["practice", str(tmp_path / "tyop"), "--run", str(tmp_path / "run")]
+    one_sentence(etude(*words, cache=tmp_path), "tyop", "no such folder")
+    assert not (tmp_path / "run").exists()
+
+
 def confined(*words: str) -> list[str]:
     """Run the command line where something is missing: bubblewrap takes it away."""
     return [bwrap_path(), "--dev-bind", "/", "/", "--proc", "/proc", *words, "--", *ETUDE]

@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from little_library import Corner
 
+from etude.errors import EtudeError
 from etude.pipeline.checkpoints import Checkpoints
+from etude.pipeline.report import write_report
 from etude.pipeline.run import Run
 from etude.store import RunStore
 from etude.tasks.library import load
@@ -76,6 +78,15 @@ def test_every_planned_rollout_is_there_once(whole: tuple[Path, str]) -> None:
         assert all(row.score is not None for row in rows)
     assert all(row.score == 1.0 for row in store.rollouts("expert"))
     assert len(store.rollouts("practice")) % 6 == 0
+
+
+@pytest.mark.timeout(240)
+def test_a_report_can_be_made_while_another_process_holds_the_run(whole: tuple[Path, str]) -> None:
+    run, _ = whole
+    with Run.resume(run), Run.look(run) as looked:
+        assert write_report(looked) == run / "report.html"
+        with pytest.raises(EtudeError, match="another process"):
+            Run.resume(run)
 
 
 @pytest.mark.timeout(240)

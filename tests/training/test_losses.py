@@ -159,16 +159,14 @@ def test_k1_is_a_constant_reward_per_token() -> None:
 def test_schedules_stay_in_range_and_hit_their_ends(
     progress: float, warmup: float, floor: float
 ) -> None:
-    for schedule in (schedules.linear, schedules.cosine):
-        assert -1e-12 <= schedule(progress, warmup=warmup, floor=floor) <= 1 + 1e-12
-        assert schedule(1.0, warmup=warmup, floor=floor) == pytest.approx(floor, abs=1e-12)
-        assert schedule(warmup, warmup=warmup, floor=floor) == pytest.approx(1.0)
+    assert -1e-12 <= schedules.cosine(progress, warmup=warmup, floor=floor) <= 1 + 1e-12
+    assert schedules.cosine(1.0, warmup=warmup, floor=floor) == pytest.approx(floor, abs=1e-12)
+    assert schedules.cosine(warmup, warmup=warmup, floor=floor) == pytest.approx(1.0)
     assert schedules.constant(progress) == 1.0
 
 
 def test_schedule_shapes() -> None:
-    assert schedules.linear(0.05, warmup=0.1) == pytest.approx(0.5)
-    assert schedules.linear(0.55, warmup=0.1) == pytest.approx(0.5)
+    assert schedules.cosine(0.05, warmup=0.1) == pytest.approx(0.5)
     assert schedules.cosine(0.25) == pytest.approx(0.5 + math.sqrt(0.5) / 2)
     with pytest.raises(ValueError, match="progress"):
         schedules.cosine(1.5)

@@ -8,11 +8,14 @@ import sqlite3
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from etude.errors import EtudeError
+
+if TYPE_CHECKING:
+    from etude.pipeline.recipe import Recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -83,8 +86,9 @@ def model_list(as_json: Json = False) -> None:
 def tasks_make(
     source: Annotated[str, typer.Argument(help="A folder, a git URL, or pypi:NAME.")],
     out: Annotated[Path, typer.Option(help="Folder to write the tasks to.")] = Path("tasks"),
-    preset: Annotated[str, typer.Option(help="Recipe whose numbers of tasks to use.")] = "demo",
-    seed: Annotated[int, typer.Option(help="Seed of splits and choice.")] = 0,
+    preset: Annotated[str, typer.Option(help="Recipe whose numbers of tasks to use.")] = "",
+    recipe: Annotated[Path | None, typer.Option(help="A recipe of your own (TOML).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of splits and choice.")] = None,
     as_json: Json = False,
 ) -> None:
     """Remove features from a repository and keep those removals that its tests notice.
@@ -92,13 +96,14 @@ def tasks_make(
     Example: `etude tasks make pypi:toolz --out toolz-tasks`
     """
     from etude.cli.screen import Screen, print_json
-    from etude.pipeline.recipe import Recipe
     from etude.pipeline.workbench import make_tasks
     from etude.progress import Silent
+    from etude.tasks.source import check
 
-    recipe = Recipe.preset(preset)
+    check(source)
+    plan = _plan(preset, recipe).with_choices(source=source, seed=seed)
     screen = Silent() if as_json else Screen()
-    result = _run(make_tasks, source, out, recipe.with_choices(seed=seed), screen)
+    result = _run(make_tasks, out, plan, screen)
     if as_json:
         print_json(result)
     else:
@@ -159,10 +164,10 @@ def practice(
     """
     from etude.cli.screen import Screen, print_json, print_summary
     from etude.pipeline.job import main_job
-    from etude.pipeline.recipe import Recipe
     from etude.pipeline.report import write_report
     from etude.pipeline.run import Run, default_folder
     from etude.progress import Silent
+    from etude.tasks.source import check
 
     screen = Silent() if as_json else Screen()
     if resume is not None:
@@ -173,12 +178,10 @@ def practice(
             )
         opened = Run.resume(resume)
     else:
-        if recipe and preset:
-            raise EtudeError("give --recipe or --preset, not both")
-        plan = Recipe.from_toml(recipe) if recipe else Recipe.preset(preset or "demo")
-        plan = plan.with_choices(source=source, model=model, seed=seed)
+        plan = _plan(preset, recipe).with_choices(source=source, model=model, seed=seed)
         if not plan.source:
             raise EtudeError("name a repository: a folder, a git URL or pypi:NAME")
+        check(plan.source)
         opened = Run.create(run or default_folder(plan.source), plan)
     with opened:
         screen.say(f"run folder: {opened.folder}")
@@ -210,7 +213,7 @@ def report(
     from etude.pipeline.run import Run
     from etude.pipeline.summary import summarize
 
-    with Run.resume(run) as opened:
+    with Run.look(run) as opened:
         page = write_report(opened)
         summary = summarize(opened)
         if as_json:
@@ -236,6 +239,15 @@ def chat(
     from etude.cli.chat import converse
 
     _run(converse, model, folder, seed, temperature)
+
+
+def _plan(preset: str, recipe: Path | None) -> Recipe:
+    """The recipe that was named; the demo's without a name."""
+    from etude.pipeline.recipe import Recipe
+
+    if recipe and preset:
+        raise EtudeError("give --recipe or --preset, not both")
+    return Recipe.from_toml(recipe) if recipe else Recipe.preset(preset or "demo")
 
 
 def _run(function: Any, *args: Any) -> Any:

@@ -25,9 +25,9 @@ from etude.store import RunStore, write_atomically
 
 
 class Run:
-    """An open run, held by this process alone. Use as a context manager."""
+    """An open run; what changes it is one process at a time. Use as a context manager."""
 
-    def __init__(self, folder: Path, recipe: Recipe, lock: IO[str]) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, lock: IO[str] | None) -> None:
         self.folder = folder
         self.recipe = recipe
         self.store = RunStore(folder)
@@ -53,10 +53,14 @@ class Run:
     def resume(cls, folder: Path) -> Run:
         """Open a run that was started before. Raises EtudeError when there is none, or another
         process is at it."""
-        path = folder / "recipe.json"
-        if not path.is_file():
-            raise EtudeError(f"{folder} is no run folder: it has no recipe.json")
-        return cls(folder, Recipe.from_json(path), _lock(folder))
+        recipe = _recipe(folder)
+        return cls(folder, recipe, _lock(folder))
+
+    @classmethod
+    def look(cls, folder: Path) -> Run:
+        """Open a run in order to report on it, be another process at it or not. Raises EtudeError
+        when there is none."""
+        return cls(folder, _recipe(folder), None)
 
     def path(self, *parts: str) -> Path:
         """A path inside the run; its parent folder exists."""
@@ -74,7 +78,8 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         self.store.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
 
 def default_folder(source: str, now: datetime | None = None) -> Path:
@@ -85,6 +90,13 @@ def default_folder(source: str, now: datetime | None = None) -> Path:
     name = name.removesuffix(".git")
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
     return Path("runs") / f"{clean}-{stamp}"
+
+
+def _recipe(folder: Path) -> Recipe:
+    path = folder / "recipe.json"
+    if not path.is_file():
+        raise EtudeError(f"{folder} is no run folder: it has no recipe.json")
+    return Recipe.from_json(path)
 
 
 def _lock(folder: Path) -> IO[str]:

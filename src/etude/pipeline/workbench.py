@@ -121,11 +121,10 @@ async def find_or_make_tasks(
     return library
 
 
-async def make_tasks(source: str, out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
+async def make_tasks(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
     """`etude tasks make`: prepare, make, save. Returns counts for printing."""
     if out.exists():
         raise EtudeError(f"{out} exists already; remove it or name another folder with --out")
-    recipe = recipe.with_choices(source=source)
     async with open_bench(recipe, progress, tasks=out) as bench:
         library = await find_or_make_tasks(bench, recipe, out, progress)
     return {

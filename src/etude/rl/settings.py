@@ -10,11 +10,10 @@ class PracticeSettings(BaseModel):
     optimiser step on the groups that teach something.
 
     `steps` is the plan, `minutes` a ceiling; whichever comes first ends practice. The policy
-    gradient is divided by the constant `groups_per_step * group_size * tokens_per_rollout`
-    (`mechanisms` 1), never by what was sampled. `prior_strength` says
-    how many rollouts the likelihood of the reference answer counts for when the curriculum
-    guesses a pass rate. `passes` above 1 departs from the single epoch: a task may then be
-    trained on that many times.
+    gradient is divided by the constant `groups_per_step * group_size * tokens_per_rollout`, never
+    by what was sampled. `prior_strength` says how many rollouts the likelihood of the reference
+    answer counts for when the curriculum guesses a pass rate. `passes` above 1 departs from the
+    single epoch: a task may then be trained on that many times.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

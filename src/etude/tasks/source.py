@@ -49,6 +49,14 @@ class FetchedSource:
     source: str
 
 
+def check(source: str) -> None:
+    """Raise EtudeError when `source` cannot be one: an unknown folder or a misspelt release."""
+    if source.startswith("pypi:"):
+        _release(source)
+    elif not source.startswith(_GIT_SCHEMES) and not Path(source).expanduser().is_dir():
+        raise EtudeError(f"{source}: no such folder; give a folder, a git URL or pypi:NAME.")
+
+
 async def fetch(
     source: str, cache: Path, sandbox: BubblewrapSandbox, settings: PrepareSettings
 ) -> FetchedSource:
@@ -57,6 +65,7 @@ async def fetch(
     A source release that is already in the cache is not downloaded again, so `pypi:NAME` works
     offline afterwards. Raises EtudeError when there is no such source or it holds no Python file.
     """
+    check(source)
     folder = cache / "sources"
     folder.mkdir(parents=True, exist_ok=True)
     if source.startswith("pypi:"):
@@ -67,10 +76,6 @@ async def fetch(
             name, origin = await asyncio.to_thread(_clone, source, target, settings)
         else:
             origin = Path(source).expanduser()
-            if not origin.is_dir():
-                raise EtudeError(
-                    f"{source}: no such folder; give a folder, a git URL or pypi:NAME."
-                )
             name = origin.resolve().name
         return _store((source, name, ""), origin, folder, settings)
 
@@ -100,13 +105,18 @@ def _clone(source: str, target: Path, settings: PrepareSettings) -> tuple[str, P
     return name or "repository", target
 
 
-async def _fetch_release(
-    source: str, folder: Path, sandbox: BubblewrapSandbox, settings: PrepareSettings
-) -> FetchedSource:
+def _release(source: str) -> tuple[str, str | None]:
+    """(name, version or None) of a `pypi:` source."""
     match = _PYPI.match(source.removeprefix("pypi:").strip())
     if match is None:
         raise EtudeError(f"{source}: write pypi:NAME or pypi:NAME==VERSION.")
-    name, version = match[1], match[2]
+    return match[1], match[2]
+
+
+async def _fetch_release(
+    source: str, folder: Path, sandbox: BubblewrapSandbox, settings: PrepareSettings
+) -> FetchedSource:
+    name, version = _release(source)
     requirement = f"{name}=={version}" if version else name
     downloads = folder / "releases" / re.sub(r"[^A-Za-z0-9.]+", "_", requirement).lower()
     archives = _archives(downloads)

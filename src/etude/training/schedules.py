@@ -23,15 +23,6 @@ def constant(progress: float, *, warmup: float = 0.0) -> float:
     return 1.0 if warm is None else warm
 
 
-def linear(progress: float, *, warmup: float = 0.0, floor: float = 0.0) -> float:
-    """Warm-up, then a straight line from 1 to `floor`."""
-    warm = _warm(progress, warmup)
-    if warm is not None:
-        return warm
-    done = (progress - warmup) / (1 - warmup) if warmup < 1 else 1.0
-    return 1 - (1 - floor) * done
-
-
 def cosine(progress: float, *, warmup: float = 0.0, floor: float = 0.0) -> float:
     """Warm-up, then half a cosine from 1 to `floor` (arXiv 1608.03983)."""
     warm = _warm(progress, warmup)
