@@ -41,6 +41,26 @@ def cache_folder() -> Path:
     return Path(value) if value else Path.home() / ".cache" / "etude"
 
 
+def state_folder() -> Path:
+    """Where sessions, checkpoints and approvals are kept: `$ETUDE_STATE`, else `etude` in
+    `$XDG_STATE_HOME` (`~/.local/state`)."""
+    value = os.environ.get("ETUDE_STATE")
+    if value:
+        return Path(value)
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "etude"
+
+
+def config_folder() -> Path:
+    """Where a person's own settings are: `$ETUDE_CONFIG`, else `etude` in `$XDG_CONFIG_HOME`
+    (`~/.config`)."""
+    value = os.environ.get("ETUDE_CONFIG")
+    if value:
+        return Path(value)
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "etude"
+
+
 def free_bytes(folder: Path) -> int:
     """Free space on the file system that holds `folder` or its nearest existing parent."""
     while not folder.exists():

@@ -107,6 +107,9 @@ class EventKind(StrEnum):
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
     SUMMARY = "summary"
+    NOTE = "note"
+    PERMISSION = "permission"
+    CHECKPOINT = "checkpoint"
     STOP = "stop"
 
 
@@ -115,8 +118,14 @@ class Event:
     """One line of the session log; `data` holds JSON values only.
 
     `turn` counts the model's turns from 0 (-1 before the first). Keys of `data` by kind:
-    SYSTEM, USER: text. ASSISTANT: text, thinking. TOOL_CALL: id, name, arguments, malformed.
-    TOOL_RESULT: id, name, text, error_class. SUMMARY: text. STOP: reason, detail.
+    SYSTEM: text, tools (name, description, parameters as JSON text). USER: text. NOTE (a remark
+    of the harness's to the model): text. ASSISTANT: text, thinking. TOOL_CALL: id, name,
+    arguments, malformed. TOOL_RESULT: id, name, text, error_class. SUMMARY: text, thinking,
+    query, and the opening of the next segment. PERMISSION: id of the call, allowed, by, reason.
+    CHECKPOINT: id.
+    STOP: reason, detail. ASSISTANT and SUMMARY also say what the turn took: prompt_tokens,
+    cached_tokens, sampled_tokens, result_tokens (of the prompt, new and due to tool results), and
+    thinking_tokens, call_tokens, text_tokens, which sum to the sampled ones.
     """
 
     kind: EventKind
@@ -149,7 +158,10 @@ class StopReason(StrEnum):
     """The model called `finish`, or answered without a call, or its allowed turns were used by
     a task that ends after them."""
     TURN_LIMIT = "turn_limit"
-    TOKEN_BUDGET = "token_budget"
+    LENGTH = "length"
+    """An answer without a call was cut at the longest that a turn may be."""
+    BUDGET = "budget"
+    """The session's tokens or money, those of its sub-agents included, are used up."""
     CONTEXT_FULL = "context_full"
     REPEATED_CALL = "repeated_call"
     CANCELLED = "cancelled"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etude.agent.conversation import replay
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
+from etude.agent.token_policy import TokenPolicy, replay
 from etude.agent.tools import default_tools
 from etude.errors import EtudeError
 from etude.models.hermes import HermesRenderer
@@ -54,8 +54,7 @@ class Harness:
 
     def session(self, workspace: Workspace, **settings: Any) -> Session:
         return Session(
-            self.script.engine(),
-            self.script.renderer,
+            TokenPolicy(self.script.engine(), self.script.renderer),
             workspace,
             default_tools(),
             SessionSettings(**settings),
@@ -119,9 +118,9 @@ def test_case_05_a_change_by_someone_else_is_kept(harness: Harness) -> None:
         script.calls(edit("f", "two", "2")).says("Done.")
         workspace = await harness.sandbox.create(harness.image({"f": b"one\ntwo\n"}))
         session = harness.session(workspace)
-        await session.send("Read f.")
+        await session.prompt("Read f.")
         await workspace.write("f", b"one\ntheirs\n")
-        await session.send("Write f.")
+        await session.prompt("Write f.")
         after = await workspace.read("f")
         trajectory = await session.trajectory()
         await workspace.close()
@@ -249,7 +248,7 @@ def test_case_11_and_24_cancel_kills_the_child_first(harness: Harness) -> None:
     async def go() -> tuple[Trajectory, float, list[str], Trajectory]:
         workspace = await harness.sandbox.create(harness.image({}))
         session = harness.session(workspace)
-        task = asyncio.create_task(session.send("Work."))
+        task = asyncio.create_task(session.prompt("Work."))
         async with asyncio.timeout(10):
             while not alive(mark):  # noqa: ASYNC110 (another process cannot set an event)
                 await asyncio.sleep(0.02)
@@ -259,7 +258,7 @@ def test_case_11_and_24_cancel_kills_the_child_first(harness: Harness) -> None:
             await task
         seconds, left = time.monotonic() - started, alive(mark)
         cancelled = await session.trajectory()
-        await session.send("Why?")
+        await session.prompt("Why?")
         later = await session.trajectory()
         await workspace.close()
         return cancelled, seconds, left, later
@@ -281,13 +280,13 @@ def test_case_24_cancel_at_once(harness: Harness) -> None:
     async def go() -> Trajectory:
         workspace = await harness.sandbox.create(harness.image({}))
         session = harness.session(workspace)
-        task = asyncio.create_task(session.send("First."))
+        task = asyncio.create_task(session.prompt("First."))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await session.trajectory()).segments == ()
-        await session.send("Second.")
+        await session.prompt("Second.")
         await workspace.close()
         return await session.trajectory()
 
@@ -388,15 +387,14 @@ def test_case_25_without_a_sandbox_it_refuses(script: Any) -> None:
 
     async def go() -> Trajectory:
         session = Session(
-            script.engine(),
-            script.renderer,
+            TokenPolicy(script.engine(), script.renderer),
             none,
             default_tools(),
             SessionSettings(),
             session_id="s",
         )
         with pytest.raises(EtudeError, match="No sandbox can be started"):
-            await session.send("Work.")
+            await session.prompt("Work.")
         return await session.trajectory()
 
     trajectory = asyncio.run(go())
@@ -407,7 +405,7 @@ def test_case_25_without_a_sandbox_it_refuses(script: Any) -> None:
 def assert_replays(trajectory: Trajectory, renderer: HermesRenderer) -> None:
     """The stored session, read back, gives the identical token ledger."""
     stored = decode_trajectory(encode_trajectory(trajectory))
-    again = replay(stored, renderer, [tool.spec() for tool in default_tools()])
+    again = replay(stored, renderer)
     assert len(again) == len(trajectory.segments)
     for left, right in zip(again, trajectory.segments, strict=True):
         for name in ("prompt_ids", "completion_ids", "mask", "logprobs", "policy_versions"):

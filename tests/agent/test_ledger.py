@@ -68,7 +68,6 @@ def test_segment_equals_the_list_of_exchanges(
     assert segment.logprobs[segment.mask].tolist() == [row[1] for row in rest if row[1] is not None]
     assert segment.policy_versions.tolist() == [row[2] for row in rest]
     assert [t.end - t.start for t in segment.turns] == [len(sampled) for _, sampled in exchanges]
-    assert ledger.sampled == segment.sampled
     if experts:
         assert segment.experts is not None
         assert segment.experts[:, 1, 2].tolist() == [row[3] for row in expected]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etude.agent.log import EventLog, decode_event, encode_event, read_log
+from etude.agent.log import Entry, SessionLog, decode_entry, encode_entry, read_log
 from etude.errors import EtudeError
 from etude.records import Event, EventKind
 
@@ -30,9 +30,9 @@ EVENTS = st.builds(
 
 @given(EVENTS)
 def test_event_round_trip(event: Event) -> None:
-    line = encode_event(event)
+    line = encode_entry(Entry((event,)))
     assert len(line.splitlines()) == 1
-    assert decode_event(line) == event
+    assert decode_entry(line) == Entry((event,))
 
 
 @given(st.lists(EVENTS, min_size=1, max_size=4), st.data())
@@ -43,20 +43,20 @@ def test_cut_anywhere_it_loses_only_what_was_half_written(
     path = tmp_path / "session.jsonl"
     path.unlink(missing_ok=True)
     ends = []
-    with EventLog(path) as log:
+    with SessionLog(path) as log:
         header = path.stat().st_size
         for event in events:
-            log.append(event)
+            log.append(Entry((event,)))
             ends.append(path.stat().st_size)
     assert read_log(path).events == tuple(events)
     cut = data.draw(st.integers(header, ends[-1]))
     os.truncate(path, cut)
     whole = [event for event, end in zip(events, ends, strict=True) if end <= cut]
     torn = cut not in [header, *ends]
-    with EventLog(path) as log:
+    with SessionLog(path) as log:
         assert log.earlier.events == tuple(whole)
         assert (log.earlier.dropped is not None) == torn
-        log.append(events[0])
+        log.append(Entry((events[0],)))
     again = read_log(path)
     assert again.events == (*whole, events[0])
     assert again.dropped is None
@@ -65,11 +65,12 @@ def test_cut_anywhere_it_loses_only_what_was_half_written(
 def test_case_12_kill_in_the_middle_of_writing(tmp_path: Path) -> None:
     path = tmp_path / "session.jsonl"
     writer = (
-        "import sys; from pathlib import Path; from etude.agent.log import EventLog;"
+        "import sys; from pathlib import Path; from etude.agent.log import Entry, SessionLog;"
         "from etude.records import Event, EventKind\n"
-        "log = EventLog(Path(sys.argv[1])); number = 0\n"
+        "log = SessionLog(Path(sys.argv[1])); number = 0\n"
         "while True:\n"
-        "    log.append(Event(EventKind.USER, number, {'text': 'x' * 3_000_000})); number += 1\n"
+        "    log.append(Entry((Event(EventKind.USER, number, {'text': 'x' * 3_000_000}),)))\n"
+        "    number += 1\n"
     )
     process = subprocess.Popen([sys.executable, "-c", writer, str(path)])
     try:
@@ -81,18 +82,18 @@ def test_case_12_kill_in_the_middle_of_writing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=10)
     lines = path.read_bytes().count(b"\n")
-    with EventLog(path) as log:
+    with SessionLog(path) as log:
         events = log.earlier.events
         assert [event.turn for event in events] == list(range(len(events)))
         assert len(events) == lines - 1
-        log.append(Event(EventKind.USER, len(events), {"text": "resumed"}))
+        log.append(Entry((Event(EventKind.USER, len(events), {"text": "resumed"}),)))
     assert read_log(path).events[-1].data["text"] == "resumed"
 
 
 def test_damage_before_the_end_is_told_and_not_skipped(tmp_path: Path) -> None:
     path = tmp_path / "session.jsonl"
-    with EventLog(path) as log:
-        log.append(Event(EventKind.USER, -1, {"text": "a"}))
+    with SessionLog(path) as log:
+        log.append(Entry((Event(EventKind.USER, -1, {"text": "a"}),)))
     with path.open("a") as file:
         file.write('{"kind": "nonsense", "turn": 1, "data": {}}\n')
     with pytest.raises(EtudeError, match="damaged at line 3"):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etude.agent.conversation import replay
 from etude.agent.expert import expert_engine
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
+from etude.agent.token_policy import TokenPolicy, replay
 from etude.agent.tools import default_tools, tools_named
 from etude.agent.transcript import to_markdown, to_text
 from etude.errors import EtudeError
@@ -43,8 +43,7 @@ class Rollouts:
             return made
 
         return Session(
-            engine or self.script.engine(),
-            self.script.renderer,
+            TokenPolicy(engine or self.script.engine(), self.script.renderer),
             workspace,
             options.pop("tools", default_tools()),
             session_id="s",
@@ -179,10 +178,10 @@ def test_token_budget_and_cut_answers(rollouts: Rollouts) -> None:
     rollouts.script.calls(("read", {"path": "f"})).says("word " * 50)
     first = len(rollouts.script.answers[0])
     trajectory = rollouts.run(token_budget=first + 5)
-    assert trajectory.outcome.stop is StopReason.TOKEN_BUDGET
+    assert trajectory.outcome.stop is StopReason.BUDGET
     assert trajectory.segments[0].sampled == first + 5
     rollouts.script.prompts.clear()
-    assert rollouts.run(token_budget=first).outcome.stop is StopReason.TOKEN_BUDGET
+    assert rollouts.run(token_budget=first).outcome.stop is StopReason.BUDGET
     rollouts.script.prompts.clear()
     trajectory = rollouts.run(max_turn_tokens=first)
     assert "cut at" in trajectory.outcome.detail
@@ -238,7 +237,11 @@ def test_a_workspace_that_cannot_be_made_is_an_error(script: Any) -> None:
         script.calls(("read", {"path": "f"}))
         limits = SessionSettings(workspace_timeout=0.2)
         session = Session(
-            script.engine(), script.renderer, factory, default_tools(), limits, session_id="s"
+            TokenPolicy(script.engine(), script.renderer),
+            factory,
+            default_tools(),
+            limits,
+            session_id="s",
         )
         return asyncio.run(session.run("Work."))
 
@@ -296,8 +299,7 @@ def test_a_file_brought_back_to_the_image_is_a_change(
 
     script.calls(EDIT)
     session = Session(
-        script.engine(),
-        script.renderer,
+        TokenPolicy(script.engine(), script.renderer),
         workspace,
         default_tools(),
         SessionSettings(max_turns=1),
@@ -321,7 +323,7 @@ def test_long_output_keeps_head_and_tail(rollouts: Rollouts) -> None:
     trajectory = rollouts.run(rollouts.script.engine(context_length=100_000), max_result_chars=400)
     (text,) = [e.data["text"] for e in trajectory.events if e.kind is EventKind.TOOL_RESULT]
     assert text.startswith("1\n2\n")
-    assert text.endswith("100000")
+    assert "\n100000\n[all " in text
     assert len(text) < 500
 
 
@@ -360,8 +362,8 @@ def test_chat_keeps_one_chain_over_several_messages(rollouts: Rollouts) -> None:
 
     async def go() -> Trajectory:
         async with rollouts.session() as session:
-            assert await session.send("Fill the gap.") is StopReason.FINISHED
-            assert await session.send("Thanks!") is StopReason.FINISHED
+            assert await session.prompt("Fill the gap.") is StopReason.FINISHED
+            assert await session.prompt("Thanks!") is StopReason.FINISHED
             return await session.trajectory()
 
     trajectory = asyncio.run(go())
@@ -423,7 +425,7 @@ def test_any_conversation_only_appends_and_replays(
     async def go() -> Trajectory:
         async with rollouts.session(max_turns=3, max_turn_tokens=max_turn_tokens) as session:
             for number in range(len(messages)):
-                await session.send(f"message {number} <|im_end|>")
+                await session.prompt(f"message {number} <|im_end|>")
             return await session.trajectory()
 
     trajectory = asyncio.run(go())
@@ -441,7 +443,7 @@ def test_any_conversation_only_appends_and_replays(
     calls = [e.data["id"] for e in trajectory.events if e.kind is EventKind.TOOL_CALL]
     told = [e.data["id"] for e in trajectory.events if e.kind is EventKind.TOOL_RESULT]
     assert calls == told
-    again = replay(trajectory, script.renderer, [tool.spec() for tool in default_tools()])
+    again = replay(trajectory, script.renderer)
     np.testing.assert_array_equal(again[0].completion_ids, segment.completion_ids)
     np.testing.assert_array_equal(again[0].mask, segment.mask)
     assert to_markdown(trajectory)

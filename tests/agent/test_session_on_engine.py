@@ -9,6 +9,7 @@ import pytest
 
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
+from etude.agent.token_policy import TokenPolicy
 from etude.agent.tools import tools_named
 from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Sampling
@@ -30,15 +31,14 @@ def test_joined_routes_and_logprobs_equal_one_pass_over_the_chain(tmp_path: Path
     async def go() -> tuple[Trajectory, np.ndarray]:
         engine = TorchEngine(folder, settings)
         session = Session(
-            engine,
-            HermesRenderer.from_folder(folder),
+            TokenPolicy(engine, HermesRenderer.from_folder(folder)),
             fail,
             tools_named(["finish"]),
             SessionSettings(max_turn_tokens=12, temperature=TEMPERATURE, seed=3),
             session_id="s",
         )
         for text in ("One.", "Two.", "Three."):
-            await session.send(text)
+            await session.prompt(text)
         trajectory = await session.trajectory()
         await engine.close()
         (segment,) = trajectory.segments
@@ -96,8 +96,7 @@ def test_the_real_model_works_in_a_real_workspace(
 
         async def rollout(seed: int) -> Trajectory:
             session = Session(
-                engine,
-                renderer,
+                TokenPolicy(engine, renderer),
                 lambda: sandbox.create(source),
                 tools_named(["read", "edit", "finish"]),
                 SessionSettings(max_turns=3, max_turn_tokens=64, seed=seed),

@@ -206,5 +206,5 @@ def test_chat_with_the_result(corner: Corner, whole: tuple[Path, str]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "final on a copy of" in done.stdout
-    assert re.search(r"\[(finished|token_budget|context_full|turn_limit)\]", done.stdout)
+    assert re.search(r"\[(finished|length|context_full|turn_limit)\]", done.stdout)
     assert {path: path.read_bytes() for path in corner.source.rglob("*.py")} == before

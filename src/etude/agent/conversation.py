@@ -1,47 +1,53 @@
-"""Which tokens a session shows the model next, and the replay that proves it.
-
-The same rule serves the live session and the replay of a stored one, so that a stored session's
-ledger is shown to follow from its events.
-"""
+"""Which tokens a session shows the model next, over a chain of context windows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from etude.agent.ledger import Ledger
-from etude.inference.protocol import Completion, Finish
+from etude.inference.protocol import Completion
 from etude.models.renderer import Renderer, ToolSpec
-from etude.records import EventKind, Segment, Trajectory
+from etude.records import Segment
 
 
 class Conversation:
-    """A ledger, and what is to be said to the model before it answers again.
+    """A chain of ledgers, and what is to be said to the model before it answers again.
 
     What was said waits until the engine has read it; messages that wait together (the first was
-    cancelled) are joined by an empty line.
+    cancelled) are joined by an empty line, remarks of the harness's stand before them.
     """
 
     def __init__(self, renderer: Renderer, system: str, tools: Sequence[ToolSpec]) -> None:
-        self.ledger = Ledger()
+        self.ledgers = [Ledger()]
         self._renderer = renderer
         self._system = system
         self._tools = tools
         self._results: list[str] = []
+        self._notes: list[str] = []
         self._user: list[str] = []
+
+    @property
+    def ledger(self) -> Ledger:
+        """That of the present context window."""
+        return self.ledgers[-1]
 
     def say(self, text: str) -> None:
         """A message of the person's."""
         self._user.append(text)
 
+    def note(self, text: str) -> None:
+        """A remark of the harness's."""
+        self._notes.append(text)
+
     def answer(self, result: str) -> None:
         """The result of the next tool call of the last turn."""
         self._results.append(result)
 
-    def prompt(self) -> list[int]:
-        """The whole next prompt."""
-        user = "\n\n".join(self._user) if self._user else None
+    def prompt(self, query: str | None = None) -> list[int]:
+        """The whole next prompt; with `query` that of a question of the harness's, which the
+        person's waiting messages stay out of."""
+        said = self._user if query is None else [query]
+        user = "\n\n".join([*self._notes, *said]) if self._notes or said else None
         last = self.ledger.last_completion
         if last is None:
             return self._renderer.open(self._system, self._tools, user or "")
@@ -52,49 +58,24 @@ class Conversation:
         last = self.ledger.last_completion
         if last is None or not self._results:
             return 0
-        user = "\n\n".join(self._user) if self._user else None
-        with_results = self._renderer.follow(last, results=self._results, user=user)
-        return len(with_results) - len(self._renderer.follow(last, user=user))
+        with_results = self._renderer.follow(last, results=self._results)
+        return len(with_results) - len(self._renderer.follow(last))
 
-    def commit(self, prompt: Sequence[int], completion: Completion) -> None:
+    def commit(self, prompt: Sequence[int], completion: Completion, *, query: bool = False) -> None:
         """The engine has read `prompt`, as `prompt()` gave it, and sampled `completion`."""
         self.ledger.commit(prompt, completion)
         self._results.clear()
-        self._user.clear()
+        self._notes.clear()
+        if not query:
+            self._user.clear()
 
+    def begin_segment(self, opening: str) -> None:
+        """Go on in an empty context window with the same head and this message."""
+        self.ledgers.append(Ledger())
+        self._results.clear()
+        self._notes.clear()
+        self._user[:] = [opening]
 
-def replay(
-    trajectory: Trajectory, renderer: Renderer, tools: Sequence[ToolSpec]
-) -> tuple[Segment, ...]:
-    """The segments of a session, made again from its events and its sampled tokens alone.
-
-    Equal arrays prove that nothing but the recorded texts ever stood between the model's turns.
-    Routes of experts are left out. Raises ValueError when events and turns do not fit together.
-    """
-    system = next((e.data["text"] for e in trajectory.events if e.kind is EventKind.SYSTEM), "")
-    conversation = Conversation(renderer, system, tools)
-    turns = iter([(segment, turn) for segment in trajectory.segments for turn in segment.turns])
-    for event in trajectory.events:
-        if event.kind is EventKind.USER:
-            conversation.say(event.data["text"])
-        elif event.kind is EventKind.TOOL_RESULT:
-            conversation.answer(event.data["text"])
-        elif event.kind is EventKind.ASSISTANT:
-            segment, turn = next(turns, (None, None))
-            if segment is None or turn is None:
-                raise ValueError("there are more answers among the events than in the ledger")
-            span = np.s_[turn.start : turn.end]
-            prompt = conversation.prompt()
-            completion = Completion(
-                ids=segment.completion_ids[span],
-                logprobs=segment.logprobs[span],
-                policy_versions=segment.policy_versions[span],
-                finish=Finish.STOP,
-                prompt_tokens=len(prompt),
-                cached_tokens=0,
-            )
-            conversation.commit(prompt, completion)
-    if next(turns, None) is not None:
-        raise ValueError("there are more answers in the ledger than among the events")
-    temperature = trajectory.segments[0].temperature if trajectory.segments else 1.0
-    return conversation.ledger.segments(temperature)
+    def segments(self, temperature: float) -> tuple[Segment, ...]:
+        """The chain so far. `temperature` is that of the log-probs."""
+        return tuple(part for ledger in self.ledgers for part in ledger.segments(temperature))

@@ -34,11 +34,6 @@ class Ledger:
         return self._prompt + self._completion
 
     @property
-    def sampled(self) -> int:
-        """Number of sampled tokens."""
-        return sum(turn.end - turn.start for turn in self._turns)
-
-    @property
     def last_completion(self) -> list[int] | None:
         """The ids sampled last, or None before the first exchange."""
         if not self._prompt:

@@ -1,64 +1,61 @@
-"""The harness loop. A rollout is an ordinary session without a human."""
+"""The harness loop: operations in, events out. A rollout is an ordinary session without a human.
+
+Four operations: `prompt`, `steer`, `cancel`, `summarize`. Everything that happens is an event; the
+command line, a headless run, an editor's protocol and a rollout are thin drivers of this class.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from etude.agent.budget import Budget
+from etude.agent.calls import Calls
 from etude.agent.changes import Baseline
-from etude.agent.conversation import Conversation
-from etude.agent.prompts import SYSTEM_PROMPT, repeat_note
-from etude.agent.repetition import RepetitionGuard
+from etude.agent.log import Entry, SessionLog
+from etude.agent.permission import Gate
+from etude.agent.policy import OnDelta, Policy, TurnLimits
+from etude.agent.prompts import SYSTEM_PROMPT
+from etude.agent.record import SessionRecord, Stop, head_data, head_of
 from etude.agent.settings import SessionSettings
-from etude.agent.tools import AnyTool, ErrorClass, ToolContext, ToolResult
-from etude.agent.tools.text import head_and_tail
-from etude.agent.tools.tool import invoke
-from etude.inference.protocol import Completion, Engine, Finish, Sampling
-from etude.models.renderer import ParsedTurn, Renderer, ToolCall
-from etude.records import Event, EventKind, Outcome, StopReason, Trajectory, Usage
-from etude.sandbox.protocol import Workspace, WorkspaceError
+from etude.agent.summary import HISTORY_FOLDER, opening, query
+from etude.agent.tools import AnyTool, ToolContext, ToolResult
+from etude.agent.tools.text import clean
+from etude.agent.transcript import events_to_markdown
+from etude.inference.protocol import Finish
+from etude.records import Event, EventKind, Outcome, StopReason, Trajectory
+from etude.sandbox.process import uninterrupted
+from etude.sandbox.protocol import Rights, Workspace, WorkspaceError
 
 WorkspaceFactory = Callable[[], Awaitable[Workspace]]
+Delegate = Callable[["Session", str, bool], Awaitable[ToolResult]]
+_WORDS_PER_TOKEN = 0.6
 
 
 @dataclass(frozen=True)
-class _Stop:
-    reason: StopReason
-    detail: str = ""
+class _Room:
+    """Tokens that the next answer may have (0: none), and the stop when it is cut there."""
 
-
-@dataclass
-class _Counts:
-    """`Usage` while it grows."""
-
-    thinking_tokens: int = 0
-    tool_call_tokens: int = 0
-    tool_output_tokens: int = 0
-    final_message_tokens: int = 0
-    tool_calls: int = 0
-    turns: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    seconds: float = 0.0
+    tokens: int
+    cut: Stop
 
 
 class Session:
     """One conversation of a model with a workspace, recorded token for token.
 
     `workspace` is a workspace, or a function that makes one when the first tool needs it; what
-    the session made itself it also closes. `on_event` is called with each event as it happens,
-    `on_token` with each sampled id. To cancel, cancel the task that runs `send` or `run`: tools
-    are stopped, every open call gets a result, and the record stays consistent.
+    the session made itself it also closes. `gate` decides over calls; without one every call runs
+    (in the sandbox, as always). `budget` is the account that a sub-agent shares with its parent.
+    `log` keeps everything as it happens; `on_event` is called with each event, `on_delta` with
+    each piece of an answer while it is sampled. `delegate` runs a sub-agent for this session.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        renderer: Renderer,
+        policy: Policy,
         workspace: Workspace | WorkspaceFactory,
         tools: Sequence[AnyTool],
         settings: SessionSettings,
@@ -66,33 +63,37 @@ class Session:
         session_id: str,
         task_id: str | None = None,
         system: str = SYSTEM_PROMPT,
+        gate: Gate | None = None,
+        budget: Budget | None = None,
+        log: SessionLog | None = None,
+        delegate: Delegate | None = None,
         on_event: Callable[[Event], None] | None = None,
-        on_token: Callable[[int], None] | None = None,
+        on_delta: OnDelta | None = None,
     ) -> None:
-        self._engine = engine
-        self._renderer = renderer
+        self._policy = policy
         self._source = workspace
         self._tools = tuple(tools)
         self._settings = settings
         self._session_id = session_id
         self._task_id = task_id
-        self._on_event = on_event
-        self._on_token = on_token
-        self._system = _clean(system)
-        self._conversation = Conversation(
-            renderer, self._system, [tool.spec() for tool in self._tools]
-        )
-        self._context = ToolContext(self._open_workspace, settings.tool_timeout)
+        self._gate = gate
+        self.budget = budget or Budget(tokens=settings.token_budget, money=settings.money_budget)
+        self._on_delta = on_delta
+        self._record = SessionRecord(log, on_event)
+        self._system = clean(system)
+        self._context = ToolContext(self.open_workspace, settings.tool_timeout)
+        if delegate is not None:
+            self._context.delegate = lambda prompt, readonly: delegate(self, prompt, readonly)
         self._workspace: Workspace | None = None
         self._baseline: Baseline | None = None
-        self._guard = RepetitionGuard()
-        self._events: list[Event] = []
-        self._counts = _Counts()
-        # Calls of the last turn that have no result yet, oldest first.
-        self._waiting: deque[tuple[str, ToolCall]] = deque()
-        self._valid_call = False
-        self._stop: _Stop | None = None
-        self._busy = False
+        self._calls = Calls(policy, self._record, self._tools, self._context, settings, gate)
+        self._newest: list[str] = []
+        self._steered: list[str] = []
+        self._fresh_window = True
+        self._stop: Stop | None = None
+        self._work: asyncio.Task[Stop] | None = None
+        self._cancelled = False
+        self._begun = False
 
     async def __aenter__(self) -> Session:
         return self
@@ -101,51 +102,131 @@ class Session:
         await self.close()
 
     @property
+    def session_id(self) -> str:
+        """The name that the driver gave."""
+        return self._session_id
+
+    @property
     def events(self) -> tuple[Event, ...]:
         """What happened so far."""
-        return tuple(self._events)
+        return tuple(self._record.events)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is running."""
+        return self._work is not None
+
+    @property
+    def context_used(self) -> tuple[int, int]:
+        """(tokens of the next prompt, tokens that the model can hold)."""
+        self._begin()
+        return self._policy.prompt_tokens(), self._policy.context_length
+
+    @property
+    def context(self) -> ToolContext:
+        """What the tools of this session share."""
+        return self._context
+
+    @property
+    def gate(self) -> Gate | None:
+        """What decides over calls."""
+        return self._gate
+
+    @property
+    def settings(self) -> SessionSettings:
+        """The limits."""
+        return self._settings
+
+    @property
+    def tools(self) -> tuple[AnyTool, ...]:
+        """What the model may call."""
+        return self._tools
+
+    def recall(self, entries: Sequence[Entry]) -> None:
+        """Take an earlier log over, before anything else: the conversation goes on from there.
+        Calls that a crash left open get a result. Raises EtudeError when it cannot be."""
+        for entry in entries:
+            first = entry.events[0]
+            if first.kind is EventKind.SYSTEM and not self._begun:
+                self._begun = True
+                self._policy.begin(*head_of(first))
+            self._policy.recall(entry.events, entry.exchange)
+            self._record.recall(entry)
+            self._fresh_window = first.kind is EventKind.SUMMARY or (
+                self._fresh_window and first.kind is not EventKind.ASSISTANT
+            )
+            if first.kind is EventKind.USER:
+                self._newest.append(first.data["text"])
+            elif first.kind is EventKind.STOP:
+                self._newest = self._newest[-1:]
+            if first.kind in (EventKind.ASSISTANT, EventKind.SUMMARY):
+                self.budget.charge(
+                    first.data["prompt_tokens"],
+                    first.data["cached_tokens"],
+                    first.data["sampled_tokens"],
+                )
+        if self._record.events and self._record.events[-1].kind is not EventKind.STOP:
+            self._end(Stop(StopReason.CANCELLED, "the session was interrupted"))
 
     async def run(self, prompt: str) -> Trajectory:
         """A whole rollout: one message, the model's work, the record. The workspace is closed
         when this returns or raises, if the session made it."""
         try:
-            await self.send(prompt)
+            await self.prompt(prompt)
             return await self.trajectory()
         finally:
             await self.close()
 
-    async def send(self, user: str) -> StopReason:
+    async def prompt(self, text: str) -> StopReason:
         """Say something and let the model work until it stops. A failing sandbox, or an engine
         that does not answer in time, is StopReason.ERROR. Raises EtudeError when a person has to
         mend something (there is no sandbox), RuntimeError when the session is busy."""
-        if self._busy:
-            raise RuntimeError("the session is still working on the last message")
-        self._busy = True
-        started = time.monotonic()
-        if not self._events:
-            self._emit(EventKind.SYSTEM, text=self._system)
-        user = _clean(user)
-        self._emit(EventKind.USER, text=user)
-        self._conversation.say(user)
-        try:
-            stop = await self._work()
-        except WorkspaceError as error:
-            stop = _Stop(StopReason.ERROR, f"the sandbox failed: {error}")
-        except BaseException as error:
-            cancelled = isinstance(error, asyncio.CancelledError)
-            reason = StopReason.CANCELLED if cancelled else StopReason.ERROR
-            self._end(_Stop(reason, str(error)))
-            raise
-        finally:
-            self._busy = False
-            self._counts.seconds += time.monotonic() - started
-        self._end(stop)
-        return stop.reason
+        self._refuse_busy()
+        self._begin()
+        if self._record.events and self._record.events[-1].kind is EventKind.STOP:
+            self._newest.clear()
+        self._say(text)
+        return await self._operate(self._turns())
+
+    def steer(self, text: str) -> None:
+        """Say something while the model works; it is told before its next turn. Raises
+        RuntimeError when it does not work."""
+        if not self.busy:
+            raise RuntimeError("nothing runs that could be steered; use prompt")
+        self._steered.append(text)
+
+    async def cancel(self) -> None:
+        """End the running operation; returns when its tools are dead and its record is whole.
+        Without one nothing happens."""
+        if self._work is not None:
+            self._cancelled = True
+            self._work.cancel()
+            while self.busy:
+                await asyncio.wait([self._work], timeout=0.01)
+
+    async def summarize(self) -> StopReason:
+        """Let the model summarize now. Raises RuntimeError when the session is busy."""
+        self._refuse_busy()
+        self._begin()
+        return await self._operate(self._summarize_now())
+
+    def note(self, text: str) -> None:
+        """A remark of the harness's that the model reads with the next message: a change of mode,
+        of effort, of the date. Appended, so that what the engine has cached stays valid."""
+        self._begin()
+        text = clean(text)
+        self._record.emit(EventKind.NOTE, text=text)
+        self._policy.note(text)
+
+    def emit(self, kind: EventKind, **data: object) -> None:
+        """Put an event of the driver's (a checkpoint) into the record."""
+        self._begin()
+        self._record.emit(kind, **data)
 
     async def trajectory(self) -> Trajectory:
         """The record so far, with what the workspace differs in now. A sandbox that cannot say
         makes the outcome an ERROR: not measured."""
-        stop = self._stop or _Stop(StopReason.CANCELLED, "nothing was asked")
+        stop = self._stop or Stop(StopReason.CANCELLED, "nothing was asked")
         changes: dict[str, str | None] = {}
         if self._workspace is not None and self._baseline is not None:
             try:
@@ -153,15 +234,15 @@ class Session:
                     changes, dropped = await self._baseline.changes(self._workspace)
             except (WorkspaceError, TimeoutError) as error:
                 reason = f"the final state could not be read: {error or 'time is up'}"
-                stop, dropped = _Stop(StopReason.ERROR, stop.detail), reason
-            stop = _Stop(stop.reason, "; ".join(filter(None, (stop.detail, dropped))))
+                stop, dropped = Stop(StopReason.ERROR, stop.detail), reason
+            stop = Stop(stop.reason, "; ".join(filter(None, (stop.detail, dropped))))
         return Trajectory(
             session_id=self._session_id,
             task_id=self._task_id,
-            segments=self._conversation.ledger.segments(self._settings.temperature),
-            events=tuple(self._events),
-            usage=Usage(**vars(self._counts)),
-            outcome=Outcome(stop.reason, stop.detail, changes, self._valid_call),
+            segments=self._policy.segments(self._settings.temperature) if self._begun else (),
+            events=tuple(self._record.events),
+            usage=self._record.usage,
+            outcome=Outcome(stop.reason, stop.detail, changes, self._calls.changed),
         )
 
     async def close(self) -> None:
@@ -171,8 +252,8 @@ class Session:
             async with asyncio.timeout(self._settings.workspace_timeout):
                 await workspace.close()
 
-    async def _open_workspace(self) -> Workspace:
-        """The workspace, made and looked at when first asked for."""
+    async def open_workspace(self) -> Workspace:
+        """The workspace, made and looked at when first asked for, with the rights of now."""
         try:
             async with asyncio.timeout(self._settings.workspace_timeout):
                 if self._workspace is None:
@@ -183,139 +264,184 @@ class Session:
         except OSError as error:  # TimeoutError is one; none of them is the model's doing.
             reason = str(error) or "time is up"
             raise WorkspaceError(f"no workspace could be made: {reason}") from error
-        return self._workspace
+        rights = Rights() if self._gate is None else self._gate.rights()
+        return self._workspace if rights == Rights() else self._workspace.view(rights)
 
-    async def _work(self) -> _Stop:
+    def _refuse_busy(self) -> None:
+        if self.busy:
+            raise RuntimeError("the session is still working on the last message")
+
+    def _begin(self) -> None:
+        """The head, once."""
+        if self._begun:
+            return
+        self._begun = True
+        specs = [tool.spec() for tool in self._tools]
+        self._policy.begin(self._system, specs)
+        self._record.emit(EventKind.SYSTEM, **head_data(self._system, specs))
+
+    def _say(self, text: str) -> None:
+        text = clean(text)
+        self._newest.append(text)
+        self._record.emit(EventKind.USER, text=text)
+        self._policy.say(text)
+
+    async def _operate(self, work: Awaitable[Stop]) -> StopReason:
+        """Run an operation to its end; whatever ends it, the record is whole afterwards."""
+        started = time.monotonic()
+        self._cancelled = False
+        task = self._work = asyncio.ensure_future(work)
+        try:
+            stop = await asyncio.shield(task)
+        except WorkspaceError as error:
+            stop = Stop(StopReason.ERROR, f"the sandbox failed: {error}")
+        except asyncio.CancelledError:
+            task.cancel()
+            await uninterrupted(_settled(task))
+            self._end(Stop(StopReason.CANCELLED))
+            if not self._cancelled:
+                raise
+            return StopReason.CANCELLED
+        except BaseException as error:
+            self._end(Stop(StopReason.ERROR, str(error)))
+            raise
+        finally:
+            self._work = None
+            self._record.took(time.monotonic() - started)
+        self._end(stop)
+        return stop.reason
+
+    async def _turns(self) -> Stop:
         """Turns until one of them stops the session or all allowed ones are used."""
         for _ in range(self._settings.max_turns):
-            stop = await self._turn()
-            if stop is not None:
+            self._take_steering()
+            stop = await self._window() or await self._turn()
+            if stop is not None and not (stop.reason is StopReason.FINISHED and self._steered):
                 return stop
         turns, ends = self._settings.max_turns, self._settings.ends_after_max_turns
         if ends or (ends is None and turns == 1):
-            return _Stop(StopReason.FINISHED)
-        return _Stop(StopReason.TURN_LIMIT, f"all {turns} turns were used")
+            return Stop(StopReason.FINISHED)
+        return Stop(StopReason.TURN_LIMIT, f"all {turns} turns were used")
 
-    async def _turn(self) -> _Stop | None:
+    def _take_steering(self) -> None:
+        steered, self._steered = self._steered, []
+        for text in steered:
+            self._say(text)
+
+    async def _turn(self) -> Stop | None:
         """One answer of the model, and the calls that it makes."""
-        prompt = self._conversation.prompt()
-        room = self._engine.context_length - len(prompt)
-        if room < 1:
-            return _Stop(
-                StopReason.CONTEXT_FULL,
-                f"the next prompt has {len(prompt)} tokens, "
-                f"the context {self._engine.context_length}",
-            )
-        budget = self._settings.token_budget
-        left = room if budget is None else budget - self._conversation.ledger.sampled
-        if left < 1:
-            return _Stop(StopReason.TOKEN_BUDGET, f"all {budget} tokens were used")
-        limit = min(room, left, self._settings.max_turn_tokens)
+        room = self._room(self._settings.max_turn_tokens)
+        if room.tokens == 0:
+            return room.cut
         try:
-            async with asyncio.timeout(self._settings.turn_timeout):
-                completion = await self._engine.generate(
-                    prompt, self._sampling(limit), self._on_token
-                )
+            answer = await self._policy.turn(self._limits(room.tokens), self._on_delta)
         except TimeoutError:
-            seconds = self._settings.turn_timeout
-            return _Stop(StopReason.ERROR, f"the engine gave no answer within {seconds:g} s")
-        parsed = self._record(prompt, completion)
-        if not parsed.calls:
-            return _without_call(completion, limit, room)
-        return await self._run_calls()
+            return self._no_answer()
+        self.budget.charge_answer(answer)
+        self._record.turn(answer)
+        self._fresh_window = False
+        if not answer.parsed.calls:
+            return Stop(StopReason.FINISHED) if answer.finish is Finish.STOP else room.cut
+        return await self._calls.run()
 
-    def _sampling(self, limit: int) -> Sampling:
+    def _room(self, wanted: int) -> _Room:
+        """How long the next answer may be, and what it means when it is cut there."""
+        size, length = self._policy.prompt_tokens(), self._policy.context_length
+        room = length - size
+        if room < 1:
+            reason = f"the next prompt has {size} tokens, the context {length}"
+            return _Room(0, Stop(StopReason.CONTEXT_FULL, reason))
+        allowed, reason = self.budget.room(size)
+        if allowed == 0:
+            return _Room(0, Stop(StopReason.BUDGET, reason))
+        tokens = min(room, wanted, room if allowed is None else allowed)
+        if tokens == room:
+            where = "the answer was cut where the context is full"
+            return _Room(tokens, Stop(StopReason.CONTEXT_FULL, where))
+        if tokens == allowed:
+            return _Room(tokens, Stop(StopReason.BUDGET, "the answer was cut at the budget's end"))
+        return _Room(tokens, Stop(StopReason.LENGTH, f"the answer was cut at {tokens} tokens"))
+
+    def _limits(self, tokens: int) -> TurnLimits:
         """Each turn has a seed of its own that depends on the session's and on its number."""
-        text = f"{self._settings.seed}/{self._counts.turns}".encode()
+        text = f"{self._settings.seed}/{self._record.turns}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
-        return Sampling(self._settings.temperature, limit, self._renderer.stop_ids, seed)
+        settings = self._settings
+        return TurnLimits(tokens, settings.temperature, seed, settings.turn_timeout)
 
-    def _record(self, prompt: Sequence[int], completion: Completion) -> ParsedTurn:
-        """Book an exchange: ledger, counts, events."""
-        counts = self._counts
-        counts.tool_output_tokens += self._conversation.result_tokens()
-        self._conversation.commit(prompt, completion)
-        parsed = self._renderer.parse([int(token) for token in completion.ids])
-        number = counts.turns
-        counts.turns += 1
-        counts.prompt_tokens += completion.prompt_tokens
-        counts.cached_tokens += completion.cached_tokens
-        counts.thinking_tokens += parsed.thinking_tokens
-        counts.tool_call_tokens += parsed.call_tokens
-        counts.final_message_tokens += parsed.text_tokens
-        counts.tool_calls += len(parsed.calls)
-        self._emit(EventKind.ASSISTANT, text=parsed.text, thinking=parsed.thinking)
-        for index, call in enumerate(parsed.calls):
-            call_id = f"call-{number}-{index}"
-            self._waiting.append((call_id, call))
-            self._emit(
-                EventKind.TOOL_CALL,
-                id=call_id,
-                name=call.name,
-                arguments=dict(call.arguments),
-                malformed=call.error is not None,
-                **({"raw": call.raw, "error": call.error} if call.error is not None else {}),
+    def _no_answer(self) -> Stop:
+        seconds = self._settings.turn_timeout
+        return Stop(StopReason.ERROR, f"the engine gave no answer within {seconds:g} s")
+
+    async def _window(self) -> Stop | None:
+        """Begin a new context window when the trigger is passed."""
+        settings, window = self._settings.summary, self._record.summaries
+        trigger = settings.window_trigger(self._settings.seed, window)
+        if trigger is None:
+            return None
+        size = self._policy.prompt_tokens()
+        if size <= trigger:
+            return None
+        if self._fresh_window:
+            return Stop(
+                StopReason.CONTEXT_FULL,
+                f"what every window begins with has {size} tokens, more than the trigger of a"
+                f" summary ({trigger})",
             )
-        return parsed
+        stop = await self._summarize_now()
+        return None if stop.reason is StopReason.FINISHED else stop
 
-    async def _run_calls(self) -> _Stop | None:
-        """The turn's calls, one after the other."""
-        while self._waiting:
-            _, call = self._waiting[0]
-            try:
-                result = await invoke(self._tools, call, self._context)
-            except WorkspaceError as error:
-                self._answer(ToolResult(f"the sandbox failed: {error}", ErrorClass.SANDBOX))
-                raise
-            count = self._guard.count(call, result)
-            self._valid_call = self._valid_call or result.changed
-            stuck = count >= self._settings.repeat_stop
-            self._answer(result, count if count >= self._settings.repeat_note else 0)
-            if result.final:
-                return _Stop(StopReason.FINISHED, result.text)
-            if stuck:
-                name = call.name or "a malformed call"
-                return _Stop(StopReason.REPEATED_CALL, f"{name} gave the same {count} times")
-        return None
-
-    def _answer(self, result: ToolResult, repeated: int = 0) -> None:
-        """Hand the result of the oldest open call to the model and to the log."""
-        call_id, call = self._waiting.popleft()
-        text = head_and_tail(_clean(result.text), self._settings.max_result_chars)
-        text += repeat_note(repeated) if repeated else ""
-        self._conversation.answer(text)
-        self._emit(
-            EventKind.TOOL_RESULT,
-            id=call_id,
-            name=call.name,
-            text=text,
-            error_class=None if result.error_class is None else result.error_class.value,
+    async def _summarize_now(self) -> Stop:
+        """Ask for a summary and go on in a new window."""
+        if self._fresh_window:
+            return Stop(StopReason.FINISHED, "there is nothing to summarize")
+        settings = self._settings.summary
+        question = query(int(settings.max_tokens * _WORDS_PER_TOKEN))
+        room = self._room(settings.max_tokens)
+        if room.tokens == 0:
+            return room.cut
+        try:
+            answer = await self._policy.ask(question, self._limits(room.tokens), self._on_delta)
+        except TimeoutError:
+            return self._no_answer()
+        self.budget.charge_answer(answer)
+        history = await self._keep_history()
+        text = opening(
+            answer.parsed.text.strip() or "(nothing was written)",
+            count=self._record.summaries + 1,
+            state=self._state(),
+            history=history,
+            newest="\n\n".join(self._newest),
         )
+        self._record.turn(answer, summary={"query": question, "opening": text})
+        self._policy.begin_segment(text)
+        self._fresh_window = True
+        return Stop(StopReason.FINISHED)
 
-    def _end(self, stop: _Stop) -> None:
-        """Close the record: no call stays without a result."""
-        while self._waiting:
-            self._answer(ToolResult("not run: the session ended before.", ErrorClass.NOT_RUN))
+    async def _keep_history(self) -> str | None:
+        """Write the conversation where the model can read it; None without tools to read."""
+        if not self._tools:
+            return None
+        path = f"{HISTORY_FOLDER}/history-{self._record.summaries + 1}.md"
+        text = events_to_markdown(self._record.events)
+        await self.open_workspace()
+        assert self._workspace is not None
+        await self._workspace.write(path, text.encode())
+        return path
+
+    def _state(self) -> str:
+        """What the harness knows better than any summary."""
+        lines = [f"to-do ({todo.state}): {todo.text}" for todo in self._context.todos]
+        left = self.budget.remaining()
+        return "\n".join([*lines, *([f"budget left: {left}"] if left else [])])
+
+    def _end(self, stop: Stop) -> None:
+        """Close the record: no call stays without a result, no word of the person's unsaid."""
+        self._calls.close_open()
+        self._take_steering()
         self._stop = stop
-        self._emit(EventKind.STOP, reason=stop.reason.value, detail=stop.detail)
-
-    def _emit(self, kind: EventKind, **data: object) -> None:
-        event = Event(kind, self._counts.turns - 1, data)
-        self._events.append(event)
-        if self._on_event is not None:
-            self._on_event(event)
+        self._record.emit(EventKind.STOP, reason=stop.reason.value, detail=stop.detail)
 
 
-def _without_call(completion: Completion, limit: int, room: int) -> _Stop:
-    """Why an answer without a call ends the session: it is the final one, or it was cut."""
-    if completion.finish is Finish.STOP:
-        return _Stop(StopReason.FINISHED)
-    if completion.finish is Finish.CONTEXT or limit == room:
-        return _Stop(StopReason.CONTEXT_FULL, "the answer was cut where the context is full")
-    return _Stop(StopReason.TOKEN_BUDGET, f"the answer was cut at {limit} tokens")
-
-
-def _clean(text: str) -> str:
-    """Text that can be encoded: lone surrogates (undecodable bytes of a file or a terminal)
-    become question marks."""
-    return text.encode("utf-8", "replace").decode()
+async def _settled(task: asyncio.Task[Stop]) -> None:
+    await asyncio.wait([task])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from etude.agent.summary import SummarySettings
+
 
 class SessionSettings(BaseModel):
     """Limits and sampling of one session; times in seconds, lengths in tokens or characters."""
@@ -18,7 +20,10 @@ class SessionSettings(BaseModel):
     max_turn_tokens: int = Field(default=1024, ge=1)
     """Longest answer of one turn."""
     token_budget: int | None = Field(default=None, ge=1)
-    """Sampled tokens of the whole session."""
+    """Sampled tokens of the whole session, its sub-agents included."""
+    money_budget: float | None = Field(default=None, gt=0)
+    """US dollars of the whole session, its sub-agents included; needs a price for the model."""
+    summary: SummarySettings = SummarySettings()
     temperature: float = Field(default=1.0, ge=0)
     seed: int = 0
     """Each turn samples with a seed derived from this one and the turn's number."""
@@ -29,7 +34,7 @@ class SessionSettings(BaseModel):
     workspace_timeout: float = Field(default=120, gt=0)
     """Deadline for making the workspace, and for reading its final state."""
     max_result_chars: int = Field(default=8000, ge=200)
-    """A longer tool result keeps its head and its tail."""
+    """Of a longer tool result the model is shown the head, the tail and a file with all of it."""
     repeat_note: int = Field(default=3, ge=2)
     """At so many equal calls with equal results the model is told."""
     repeat_stop: int = Field(default=5, ge=2)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
+from etude.agent.token_policy import TokenPolicy
 from etude.agent.tools import AnyTool, default_tools, tools_named
 from etude.cli.screen import Screen, console
 from etude.errors import EtudeError
@@ -64,22 +65,18 @@ async def _talk(
     async def workspace() -> Workspace:
         return await sandbox.create(Image(root=folder))
 
-    renderer = HermesRenderer.from_folder(path)
     console.print(f"{path.name} on a copy of {folder}; an empty line ends.", style="dim")
     async with Session(
-        engine,
-        renderer,
+        TokenPolicy(engine, HermesRenderer.from_folder(path)),
         workspace,
         tools,
         settings,
         session_id="chat",
         on_event=_show,
-        on_token=lambda token: console.print(
-            renderer.decode([token]), end="", markup=False, style="cyan"
-        ),
+        on_delta=lambda delta: console.print(delta.text, end="", markup=False, style="cyan"),
     ) as session:
         while line := await _line():
-            stop = await session.send(line)
+            stop = await session.prompt(line)
             console.print(f"[{stop.value}]", style="dim", markup=False)
         _show_changes(folder, (await session.trajectory()).outcome.changes)
 

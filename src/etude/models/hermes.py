@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from etude.errors import EtudeError
 from etude.models.renderer import ParsedTurn, ToolCall, ToolSpec
+from etude.models.stream import MarkerStream
 from etude.models.tokenizer import ByteTokenizer, load_tokenizer
 
 TURN_START, TURN_END, DOCUMENT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -142,6 +143,14 @@ class HermesRenderer:
             call_tokens=call_tokens,
             text_tokens=text_tokens,
         )
+
+    def stream(self) -> MarkerStream:
+        """See `Renderer.stream`; the end of the turn is not shown."""
+
+        def shown(token: int) -> bytes:
+            return b"" if token in self._stop_ids else self._tokens.token_bytes(token)
+
+        return MarkerStream(shown, think=(THINK_OPEN, THINK_CLOSE), call=CALL_OPEN)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids as text, special tokens shown."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from etude.models.stream import Delta
+
 
 @dataclass(frozen=True)
 class ToolSpec:
@@ -44,6 +46,13 @@ class ParsedTurn:
     text_tokens: int
 
 
+class TurnStream(Protocol):
+    """Shows a turn while it is sampled; see `models/stream.py`."""
+
+    def feed(self, token: int) -> list[Delta]: ...
+    def end(self) -> list[Delta]: ...
+
+
 class Renderer(Protocol):
     """One chat dialect over one tokenizer."""
 
@@ -72,6 +81,10 @@ class Renderer(Protocol):
     def expert(self, text: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
         """The completion, end of turn included, that a perfect model would sample to say `text`
         and make `calls` (name, arguments). `parse` gives them back."""
+        ...
+
+    def stream(self) -> TurnStream:
+        """Cuts the next turn into pieces as its tokens come."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

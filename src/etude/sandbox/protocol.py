@@ -27,6 +27,16 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Rights:
+    """What a view of a workspace may do. `readonly`: nothing below `/workspace` can be written.
+    `hidden` are paths relative to it that cannot be read, written or removed. Both by mounts, so
+    that no command, link or second name gets round them."""
+
+    readonly: bool = False
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Limits:
     """Ceilings of one workspace. `disk_bytes` caps a single written file as well."""
 
@@ -90,6 +100,11 @@ class Workspace(Protocol):
 
     async def list(self, path: str = ".") -> list[str]:
         """Names in a folder, sorted; folders end with `/`."""
+        ...
+
+    def view(self, rights: Rights) -> Workspace:
+        """The same files with fewer rights; a view of a view has those of both. Views share the
+        workspace's life: closing one closes none of the others."""
         ...
 
     async def fork(self) -> Workspace:

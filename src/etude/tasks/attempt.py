@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
+from etude.agent.token_policy import TokenPolicy
 from etude.agent.tools import AnyTool
 from etude.errors import EtudeError
 from etude.inference.protocol import Engine
@@ -86,8 +87,7 @@ class Attempts:
             update={"max_turns": task.max_turns, "ends_after_max_turns": True, "seed": seed}
         )
         session = Session(
-            self._engine,
-            self._renderer,
+            TokenPolicy(self._engine, self._renderer),
             workspace,
             self._tools,
             settings,

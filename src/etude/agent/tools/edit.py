@@ -7,25 +7,25 @@ from typing import Annotated
 from pydantic import StringConstraints
 
 from etude.agent.tools import text as texts
-from etude.agent.tools.read import similar_names
+from etude.agent.tools.files import absent, load, store, what_changed
 from etude.agent.tools.tool import (
     Arguments,
+    Effect,
     ErrorClass,
     Tool,
     ToolContext,
     ToolResult,
     Word,
-    guest_path,
-    put,
 )
 
 
 class EditArguments(Arguments):
-    """`old` stands exactly once in the file."""
+    """`old` stands exactly once in the file, or `replace_all` is set."""
 
     path: Word
     old: Annotated[str, StringConstraints(min_length=1)]
     new: str
+    replace_all: bool = False
 
 
 class Edit(Tool[EditArguments]):
@@ -34,44 +34,32 @@ class Edit(Tool[EditArguments]):
     name = "edit"
     description = "replace old, which stands exactly once in the file, by new"
     arguments = EditArguments
+    effect = Effect.WRITE
 
     async def run(self, context: ToolContext, args: EditArguments) -> ToolResult:
         """See `Tool.run`."""
-        workspace = await context.workspace()
-        try:
-            data = await workspace.read(args.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return ToolResult(
-                f"{args.path} does not exist.{await similar_names(workspace, args.path)}",
-                ErrorClass.NOT_FOUND,
-            )
-        news = what_changed(args.path, context.seen.get(guest_path(args.path)), data)
+        data = await load(context, args.path)
+        if data is None:
+            return await absent(context, args.path)
+        news = what_changed(context, args.path, data)
         edited = _edited(args, texts.decode(data))
         if isinstance(edited, ToolResult):
             # The likely cause goes first when the model's picture of the file is an old one.
             stale = news and edited.error_class is ErrorClass.NO_MATCH
             return ToolResult(f"{news}{edited.text}", ErrorClass.STALE) if stale else edited
-        refusal = await put(context, args.path, texts.encode(edited))
-        return refusal or ToolResult(f"{news}edited {args.path}.", changed=True)
+        raw, count = edited
+        said = f"{news}edited {args.path}{f' in {count} places' if args.replace_all else ''}."
+        return await store(context, args.path, data, texts.encode(raw), said)
 
 
-def what_changed(path: str, known: bytes | None, now: bytes) -> str:
-    """A line and a diff when the file is no longer what the session last saw of it, else ''."""
-    if known is None or known == now:
-        return ""
-    diff = texts.changes(texts.shown(texts.decode(known)), texts.shown(texts.decode(now)))
-    body = diff or "(only line endings or bytes that are not shown)"
-    return f"{path} has changed since you last read it:\n{body}\n"
-
-
-def _edited(args: EditArguments, raw: str) -> str | ToolResult:
-    """The file's new text, or why there is none."""
+def _edited(args: EditArguments, raw: str) -> tuple[str, int] | ToolResult:
+    """The file's new text and the number of places, or why there is none."""
     old, new = texts.unix(args.old), texts.unix(args.new)
     text = texts.unix(raw)
-    found = texts.occurrences(text, old)
+    found = texts.occurrences(text, old, overlapping=not args.replace_all)
     if not found:
         return ToolResult(_no_match(args.path, text, old), ErrorClass.NO_MATCH)
-    if len(found) > 1:
+    if len(found) > 1 and not args.replace_all:
         lines = ", ".join(str(texts.line_of(text, at)) for at in found[:10])
         return ToolResult(
             f"old stands {len(found)} times in {args.path}, at lines {lines}; "
@@ -82,7 +70,7 @@ def _edited(args: EditArguments, raw: str) -> str | ToolResult:
         return ToolResult(
             f"old and new are the same; {args.path} is unchanged.", ErrorClass.NO_CHANGE
         )
-    return texts.splice(raw, found[0], old, new)
+    return texts.splice(raw, found, old, new), len(found)
 
 
 def _no_match(path: str, text: str, old: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etude.agent.tools.tool import Arguments, Tool, ToolContext, ToolResult
+from etude.agent.tools.tool import Arguments, Effect, Tool, ToolContext, ToolResult
 
 
 class FinishArguments(Arguments):
@@ -17,6 +17,7 @@ class Finish(Tool[FinishArguments]):
     name = "finish"
     description = "end the work with a message"
     arguments = FinishArguments
+    effect = Effect.TALK
 
     async def run(self, context: ToolContext, args: FinishArguments) -> ToolResult:
         """See `Tool.run`."""

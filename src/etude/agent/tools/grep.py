@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from etude.agent.tools.tool import Arguments, ErrorClass, Tool, ToolContext, ToolResult, Word
+from etude.agent.tools.tool import (
+    Arguments,
+    Effect,
+    ErrorClass,
+    Tool,
+    ToolContext,
+    ToolResult,
+    Word,
+)
 
 _MATCHES_PER_FILE = 50
 _LINE_CHARS = 300
@@ -22,6 +30,7 @@ class Grep(Tool[GrepArguments]):
     name = "grep"
     description = "search a file or folder for a regular expression"
     arguments = GrepArguments
+    effect = Effect.READ
 
     async def run(self, context: ToolContext, args: GrepArguments) -> ToolResult:
         """See `Tool.run`."""

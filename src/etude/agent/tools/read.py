@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import posixpath
-
 from pydantic import Field
 
+from etude.agent.tools.files import absent, guest_path, load
 from etude.agent.tools.text import decode, numbered, shown
 from etude.agent.tools.tool import (
     Arguments,
+    Effect,
     ErrorClass,
     Tool,
     ToolContext,
     ToolResult,
     Word,
-    guest_path,
 )
-from etude.sandbox.protocol import Workspace
 
 _LINE_CHARS = 2000
 
@@ -36,20 +33,17 @@ class Read(Tool[ReadArguments]):
     name = "read"
     description = "show lines of a file, numbered, or the names in a folder"
     arguments = ReadArguments
+    effect = Effect.READ
 
     async def run(self, context: ToolContext, args: ReadArguments) -> ToolResult:
         """See `Tool.run`."""
-        workspace = await context.workspace()
         try:
-            data = await workspace.read(args.path)
+            data = await load(context, args.path)
         except IsADirectoryError:
-            names = await workspace.list(args.path)
+            names = await (await context.workspace()).list(args.path)
             return ToolResult("\n".join(names) or "(empty folder)")
-        except (FileNotFoundError, NotADirectoryError):
-            return ToolResult(
-                f"{args.path} does not exist.{await similar_names(workspace, args.path)}",
-                ErrorClass.NOT_FOUND,
-            )
+        if data is None:
+            return await absent(context, args.path)
         if b"\0" in data:
             return ToolResult(f"{args.path} is a binary file.", ErrorClass.WRONG_KIND)
         context.seen[guest_path(args.path)] = data
@@ -71,16 +65,3 @@ def _window(args: ReadArguments, text: str) -> ToolResult:
     whole = args.start == 1 and last == len(lines)
     note = "" if whole else f"\n(lines {args.start}-{last} of {len(lines)})"
     return ToolResult(numbered(window, args.start) + note)
-
-
-async def similar_names(workspace: Workspace, path: str) -> str:
-    """A sentence with names in the same folder that are like the last part of `path`, or ''."""
-    folder, name = posixpath.split(path.rstrip("/"))
-    try:
-        names = await workspace.list(folder or ".")
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return f" There is no folder {folder} either." if folder else ""
-    like = difflib.get_close_matches(name, [entry.rstrip("/") for entry in names], n=3)
-    return (
-        f" Similar: {', '.join(posixpath.join(folder, entry) for entry in like)}." if like else ""
-    )

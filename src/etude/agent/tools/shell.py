@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from etude.agent.tools.tool import Arguments, ErrorClass, Tool, ToolContext, ToolResult, Word
+from etude.agent.tools.tool import (
+    Arguments,
+    Effect,
+    ErrorClass,
+    Tool,
+    ToolContext,
+    ToolResult,
+    Word,
+)
 from etude.sandbox.protocol import ExecResult
 
 _ENVIRONMENT = {
@@ -33,6 +41,7 @@ class Shell(Tool[ShellArguments]):
     name = "shell"
     description = "run a bash command"
     arguments = ShellArguments
+    effect = Effect.EXECUTE
 
     async def run(self, context: ToolContext, args: ShellArguments) -> ToolResult:
         """See `Tool.run`."""

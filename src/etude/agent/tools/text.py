@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_left
+from collections.abc import Sequence
 
 BOM = "\ufeff"
 
@@ -38,13 +39,14 @@ def unix(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def occurrences(text: str, part: str) -> list[int]:
-    """Where `part` starts in `text`, overlapping ones included."""
+def occurrences(text: str, part: str, *, overlapping: bool = True) -> list[int]:
+    """Where `part` starts in `text`."""
     starts: list[int] = []
+    step = 1 if overlapping else len(part)
     at = text.find(part)
     while at >= 0:
         starts.append(at)
-        at = text.find(part, at + 1)
+        at = text.find(part, at + step)
     return starts
 
 
@@ -61,10 +63,10 @@ def _newline_at(raw: str, index: int) -> str:
     return "\r\n" if end > 0 and raw[end - 1] == "\r" else "\n"
 
 
-def splice(raw: str, at: int, old: str, new: str) -> str:
-    """`raw` with the `old` that starts at index `at` of `unix(raw)` replaced by `new`. `old` and
-    `new` have `\\n` endings. What they share at both ends is not touched, so that every kept line
-    keeps its own ending."""
+def splice(raw: str, starts: Sequence[int], old: str, new: str) -> str:
+    """`raw` with each `old` that starts at an index of `unix(raw)` in `starts` (rising, not
+    overlapping) replaced by `new`. `old` and `new` have `\\n` endings. What they share at both
+    ends is not touched, so that every kept line keeps its own ending."""
     shortest = min(len(old), len(new))
     head = 0
     while head < shortest and old[head] == new[head]:
@@ -72,17 +74,21 @@ def splice(raw: str, at: int, old: str, new: str) -> str:
     tail = 0
     while tail < shortest - head and old[-1 - tail] == new[-1 - tail]:
         tail += 1
+    inserted = new[head : len(new) - tail]
     # Each "\r\n" of the file is one character shorter in unix(raw): the k-th one's "\n" stands at
     # its place in raw less k + 1.
     places = [match.end() - 1 for match in re.finditer("\r\n", raw)]
     crlf = [place - k - 1 for k, place in enumerate(places)]
-    start, end = at + head, at + len(old) - tail
-    raw_start = start + bisect_left(crlf, start)
-    raw_end = end + bisect_left(crlf, end)
-    inserted = new[head : len(new) - tail]
-    if "\n" in inserted:
-        inserted = inserted.replace("\n", _newline_at(raw, raw_start))
-    return raw[:raw_start] + inserted + raw[raw_end:]
+    pieces: list[str] = []
+    kept = 0
+    for at in starts:
+        start, end = at + head, at + len(old) - tail
+        raw_start = start + bisect_left(crlf, start)
+        raw_end = end + bisect_left(crlf, end)
+        newline = _newline_at(raw, raw_end) if "\n" in inserted else ""
+        pieces += [raw[kept:raw_start], inserted.replace("\n", newline)]
+        kept = raw_end
+    return "".join([*pieces, raw[kept:]])
 
 
 def without_line_numbers(text: str) -> tuple[str, str] | None:
@@ -147,3 +153,9 @@ def head_and_tail(text: str, limit: int) -> str:
     tail = tail[line_start:] if 0 < line_start < len(tail) // 2 else tail
     cut = len(text) - len(head) - len(tail)
     return f"{head.rstrip()}\n[... {cut} characters cut ...]\n{tail}"
+
+
+def clean(text: str) -> str:
+    """Text that can be encoded: lone surrogates (undecodable bytes of a file or a terminal)
+    become question marks."""
+    return text.encode("utf-8", "replace").decode()

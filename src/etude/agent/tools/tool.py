@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from etude.models.renderer import ToolCall, ToolSpec
-from etude.sandbox.protocol import WORKSPACE_ROOT, Workspace, WorkspaceError
+from etude.sandbox.protocol import Workspace, WorkspaceError
 
 
 class ErrorClass(StrEnum):
@@ -31,8 +30,11 @@ class ErrorClass(StrEnum):
     NO_CHANGE = "no_change"
     STALE = "stale"
     DENIED = "denied"
+    """The file system of the guest did not allow it."""
     TIMEOUT = "timeout"
     NONZERO_EXIT = "nonzero_exit"
+    REFUSED = "refused"
+    """A rule, a mode or a person did not allow the call."""
     NOT_RUN = "not_run"
     """The session ended, or was cancelled, before the call was over."""
     SANDBOX = "sandbox"
@@ -50,15 +52,48 @@ class ToolResult:
     changed: bool = False
 
 
+Diagnose = Callable[[Workspace, str, bytes | None, bytes], Awaitable[str]]
+"""What a change of a file broke: workspace, path, bytes before (None: no file) and after → lines
+for the model, or ''."""
+
+
+class Effect(StrEnum):
+    """What a tool can do to the world; permissions and modes go by it."""
+
+    TALK = "talk"
+    """Nothing outside the session: ending it, its to-do list, a question to the person."""
+    READ = "read"
+    """Reads the workspace; such calls of one turn run side by side."""
+    WRITE = "write"
+    EXECUTE = "execute"
+    NETWORK = "network"
+    DELEGATE = "delegate"
+    """Starts a session whose own calls are checked one by one."""
+
+
+@dataclass(frozen=True)
+class Todo:
+    """One entry of the session's to-do list; `state` is open, doing, done or dropped."""
+
+    text: str
+    state: str = "open"
+
+
 @dataclass
 class ToolContext:
     """What a session lends to its tools: the workspace (made when first asked for), the deadline
-    of a call in seconds, and the bytes of each file as the session last saw them, by absolute
-    path inside the guest (links not followed: a file with two names is two files here)."""
+    of a call in seconds, the bytes of each file as the session last saw them, by absolute path
+    inside the guest (links not followed: a file with two names is two files here), the to-do
+    list, `delegate`, which runs a sub-agent on a prompt and returns its final message (None
+    where the driver lends no model for it), and `diagnose`, which is asked after each successful
+    edit (None in rollouts: it costs time)."""
 
     workspace: Callable[[], Awaitable[Workspace]]
     timeout: float
     seen: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    todos: list[Todo] = field(default_factory=list[Todo])
+    delegate: Callable[[str, bool], Awaitable[ToolResult]] | None = None
+    diagnose: Diagnose | None = None
 
 
 class Arguments(BaseModel):
@@ -80,17 +115,25 @@ A = TypeVar("A", bound=Arguments)
 
 
 class Tool(ABC, Generic[A]):
-    """One tool. Tools keep no state, so one object serves every session."""
+    """One tool. Tools keep no state of a session's, so one object serves every session."""
 
     name: str
     description: str
     arguments: type[A]
+    effect: Effect
+    patient: bool = False
+    """Whether a call may outlast the tool deadline: it waits for a person or for a sub-agent."""
 
     @abstractmethod
     async def run(self, context: ToolContext, args: A) -> ToolResult:
         """Do it. A failure that the model can mend is a result with an `error_class`. Raises
         WorkspaceError when the sandbox fails; an OSError that the guest saw is told by
         `invoke`."""
+
+    def subject(self, args: A) -> str:
+        """What the call is about, for rules and for a person who is asked: a path, a command, an
+        address."""
+        return str(getattr(args, "path", ""))
 
     def spec(self) -> ToolSpec:
         """The tool as the model is told of it."""
@@ -107,45 +150,6 @@ class Tool(ABC, Generic[A]):
 
 
 AnyTool = Tool[Any]
-
-
-def guest_path(path: str) -> str:
-    """`path` as an absolute one inside the guest, `.` and `..` resolved as text."""
-    return posixpath.normpath(posixpath.join(WORKSPACE_ROOT, path))
-
-
-_PUT = """
-target=$(readlink -m -- "$1"; printf .); target=${target%??}
-case $target in "$2"/?*) ;; *) exit 121 ;; esac
-if [ -d "$target" ]; then echo "is a folder" >&2; exit 120; fi
-mkdir -p -- "${target%/*}" && exec cat > "$target"
-"""
-
-
-async def put(context: ToolContext, path: str, data: bytes) -> ToolResult | None:
-    """Write a file whole, making its folders, or return the refusal.
-
-    The guest follows the links, and in the same command refuses a place outside the workspace:
-    a second command would cost a rollout more than all other work of an edit. `seen` then holds
-    `data`.
-    """
-    absolute = guest_path(path)
-    workspace = await context.workspace()
-    done = await workspace.exec(
-        ["sh", "-c", _PUT, "put", absolute, WORKSPACE_ROOT], stdin=data, timeout=context.timeout
-    )
-    if done.timed_out:
-        raise WorkspaceError(f"writing {path} did not end within {context.timeout:g} s")
-    if done.exit_code == 121:
-        return ToolResult(
-            f"{path} is outside {WORKSPACE_ROOT}; only files in there can be changed.",
-            ErrorClass.DENIED,
-        )
-    if done.exit_code != 0:
-        kind = ErrorClass.WRONG_KIND if done.exit_code == 120 else ErrorClass.DENIED
-        return ToolResult(f"{path} cannot be written: {done.stderr.strip()}", kind)
-    context.seen[absolute] = data
-    return None
 
 
 def _invalid(tool: AnyTool, error: ValidationError) -> ToolResult:
@@ -179,9 +183,22 @@ def _encodable(arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-async def invoke(tools: Sequence[AnyTool], call: ToolCall, context: ToolContext) -> ToolResult:
-    """Run one call and return what came of it, always within the context's deadline and some
-    seconds of grace. Raises WorkspaceError when the sandbox itself failed."""
+@dataclass(frozen=True)
+class Prepared:
+    """A call whose tool is known and whose arguments are valid."""
+
+    tool: AnyTool
+    args: Any
+    path: str
+
+    @property
+    def subject(self) -> str:
+        """See `Tool.subject`."""
+        return self.tool.subject(self.args)
+
+
+def prepare(tools: Sequence[AnyTool], call: ToolCall) -> Prepared | ToolResult:
+    """Find the tool of a call and check its arguments, or say what is wrong with it."""
     if call.error is not None:
         return ToolResult(f"malformed tool call: {call.error}", ErrorClass.MALFORMED_CALL)
     tool = next((tool for tool in tools if tool.name == call.name), None)
@@ -197,11 +214,20 @@ async def invoke(tools: Sequence[AnyTool], call: ToolCall, context: ToolContext)
         args = tool.arguments.model_validate(dict(call.arguments))
     except ValidationError as error:
         return _invalid(tool, error)
+    return Prepared(tool, args, str(call.arguments.get("path", ".")))
+
+
+async def invoke(prepared: Prepared, context: ToolContext) -> ToolResult:
+    """Run one call and return what came of it, within the context's deadline and some seconds of
+    grace unless the tool is a patient one. Raises WorkspaceError when the sandbox itself
+    failed."""
+    tool = prepared.tool
+    # The sandbox keeps the deadline of a command; this one is for a sandbox that does not.
+    deadline = None if tool.patient else context.timeout + 30
     try:
-        # The sandbox keeps the deadline of a command; this one is for a sandbox that does not.
-        async with asyncio.timeout(context.timeout + 30):
-            return await tool.run(context, args)
+        async with asyncio.timeout(deadline):
+            return await tool.run(context, prepared.args)
     except TimeoutError as error:
         raise WorkspaceError(f"the sandbox did not answer {tool.name} in time") from error
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        return _told(error, str(call.arguments.get("path", ".")))
+        return _told(error, prepared.path)

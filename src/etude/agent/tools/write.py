@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from etude.agent.tools import text as texts
-from etude.agent.tools.edit import what_changed
+from etude.agent.tools.files import load, store, what_changed
 from etude.agent.tools.tool import (
     Arguments,
+    Effect,
     ErrorClass,
     Tool,
     ToolContext,
     ToolResult,
     Word,
-    guest_path,
-    put,
 )
 
 
@@ -30,26 +29,19 @@ class Write(Tool[WriteArguments]):
     name = "write"
     description = "make a file, or replace the whole of it"
     arguments = WriteArguments
+    effect = Effect.WRITE
 
     async def run(self, context: ToolContext, args: WriteArguments) -> ToolResult:
         """See `Tool.run`."""
-        workspace = await context.workspace()
-        try:
-            before = await workspace.read(args.path)
-        except (FileNotFoundError, NotADirectoryError):
-            before = None
-        if before is not None:
-            news = what_changed(args.path, context.seen.get(guest_path(args.path)), before)
-            if news:
-                return ToolResult(f"{news}Not written; read it again first.", ErrorClass.STALE)
+        before = await load(context, args.path)
+        news = "" if before is None else what_changed(context, args.path, before)
+        if news:
+            return ToolResult(f"{news}Not written; read it again first.", ErrorClass.STALE)
         data = texts.encode(_in_style_of(before, args.content))
         if data == before:
             return ToolResult(f"{args.path} already has this content.", ErrorClass.NO_CHANGE)
-        refusal = await put(context, args.path, data)
-        if refusal is not None:
-            return refusal
-        verb = "made" if before is None else "wrote"
-        return ToolResult(f"{verb} {args.path} ({len(data)} bytes).", changed=True)
+        said = f"{'made' if before is None else 'wrote'} {args.path} ({len(data)} bytes)."
+        return await store(context, args.path, before, data, said)
 
 
 def _in_style_of(before: bytes | None, content: str) -> str:

@@ -1,0 +1,147 @@
+"""Running the calls of one turn, and handing their results to the model."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from etude.agent.permission import Gate, Permission, Request
+from etude.agent.policy import Policy
+from etude.agent.prompts import repeat_note
+from etude.agent.record import SessionRecord, Stop
+from etude.agent.repetition import RepetitionGuard
+from etude.agent.settings import SessionSettings
+from etude.agent.summary import HISTORY_FOLDER
+from etude.agent.tools import AnyTool, ErrorClass, ToolContext, ToolResult
+from etude.agent.tools.text import clean, head_and_tail
+from etude.agent.tools.tool import Effect, Prepared, invoke, prepare
+from etude.models.renderer import ToolCall
+from etude.records import EventKind, StopReason
+from etude.sandbox.protocol import WorkspaceError
+
+
+class Calls:
+    """The calls of a session: each asked about, run, recorded and answered exactly once."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        record: SessionRecord,
+        tools: tuple[AnyTool, ...],
+        context: ToolContext,
+        settings: SessionSettings,
+        gate: Gate | None,
+    ) -> None:
+        self._policy = policy
+        self._record = record
+        self._tools = tools
+        self._context = context
+        self._settings = settings
+        self._gate = gate
+        self._guard = RepetitionGuard()
+        self._outputs = 0
+        self.changed = False
+        """Whether an edit of the workspace ever succeeded."""
+
+    async def run(self) -> Stop | None:
+        """The turn's calls in order; reading ones that stand together run side by side."""
+        while self._record.waiting:
+            prepared = [prepare(self._tools, call) for _, call in self._record.waiting]
+            together = 1
+            while together < len(prepared) and all(
+                isinstance(item, Prepared) and item.tool.effect is Effect.READ
+                for item in prepared[: together + 1]
+            ):
+                together += 1
+            waiting = list(self._record.waiting)[:together]
+            # Exceptions are collected so that being cancelled waits for every call to be dead.
+            results = await asyncio.gather(
+                *(
+                    self._call(call_id, item)
+                    for (call_id, _), item in zip(waiting, prepared, strict=False)
+                ),
+                return_exceptions=True,
+            )
+            for (_, call), result in zip(waiting, results, strict=True):
+                if isinstance(result, BaseException):
+                    raise result
+                stop = await self._take(call, result)
+                if stop is not None:
+                    return stop
+        return None
+
+    async def _call(self, call_id: str, prepared: Prepared | ToolResult) -> ToolResult:
+        """Ask the gate, then run. A failing sandbox is a result too, which `_take` acts on."""
+        if isinstance(prepared, ToolResult):
+            return prepared
+        if self._gate is not None:
+            request = Request(
+                call_id,
+                prepared.tool.name,
+                prepared.tool.effect,
+                prepared.subject,
+                prepared.args.model_dump(mode="json"),
+            )
+            permission = await self._gate.check(request)
+            self._note_permission(call_id, permission)
+            if not permission.allowed:
+                reason = permission.reason or "this call is not allowed"
+                return ToolResult(f"refused: {reason}", ErrorClass.REFUSED)
+        try:
+            return await invoke(prepared, self._context)
+        except WorkspaceError as error:
+            return ToolResult(str(error), ErrorClass.SANDBOX)
+
+    def _note_permission(self, call_id: str, permission: Permission) -> None:
+        """A call that needed nobody's word leaves no event."""
+        if permission.by or not permission.allowed:
+            self._record.emit(
+                EventKind.PERMISSION,
+                id=call_id,
+                allowed=permission.allowed,
+                by=permission.by,
+                reason=permission.reason,
+            )
+
+    async def _take(self, call: ToolCall, result: ToolResult) -> Stop | None:
+        """Book the result of the oldest open call. Raises WorkspaceError for a failed sandbox."""
+        if result.error_class is ErrorClass.SANDBOX:
+            await self._answer(replace(result, text=f"the sandbox failed: {result.text}"))
+            raise WorkspaceError(result.text)
+        count = self._guard.count(call, result)
+        self.changed = self.changed or result.changed
+        await self._answer(result, count if count >= self._settings.repeat_note else 0)
+        if result.final:
+            return Stop(StopReason.FINISHED, result.text)
+        if count >= self._settings.repeat_stop:
+            name = call.name or "a malformed call"
+            return Stop(StopReason.REPEATED_CALL, f"{name} gave the same {count} times")
+        return None
+
+    async def _answer(self, result: ToolResult, repeated: int = 0) -> None:
+        """Hand the result of the oldest open call to the model and to the log."""
+        text = clean(result.text)
+        if len(text) > self._settings.max_result_chars:
+            text = await self._shortened(text, result.error_class)
+        text += repeat_note(repeated) if repeated else ""
+        self._policy.answer(self._record.result(text, result.error_class), text)
+
+    async def _shortened(self, text: str, error_class: ErrorClass | None) -> str:
+        """Head and tail, and the name of a file in the guest that holds all of it."""
+        short = head_and_tail(text, self._settings.max_result_chars)
+        if error_class is ErrorClass.SANDBOX:
+            return short
+        self._outputs += 1
+        path = f"{HISTORY_FOLDER}/output-{self._outputs}.txt"
+        try:
+            workspace = await self._context.workspace()
+            await workspace.write(path, text.encode())
+        except (OSError, WorkspaceError) as error:
+            return f"{short}\n[the whole could not be kept: {error}]"
+        return f"{short}\n[all {len(text)} characters are in {path}]"
+
+    def close_open(self) -> None:
+        """No call stays without a result."""
+        while self._record.waiting:
+            text = "not run: the session ended before."
+            self._policy.answer(self._record.result(text, ErrorClass.NOT_RUN), text)
