@@ -9,7 +9,7 @@ import pytest
 
 from etude.inference.protocol import Sampling
 from etude.inference.scripted import ScriptedEngine
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.tiny import train_tokenizer
 from etude.models.tokenizer import ByteTokenizer
 from etude.sandbox.protocol import Image, Sandbox

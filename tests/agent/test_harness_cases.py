@@ -15,7 +15,7 @@ from etude.agent.settings import SessionSettings
 from etude.agent.token_policy import TokenPolicy, replay
 from etude.agent.tools import default_tools
 from etude.errors import EtudeError
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.records import EventKind, StopReason, Trajectory
 from etude.sandbox.protocol import Image, Sandbox, Workspace
 from etude.store import decode_trajectory, encode_trajectory

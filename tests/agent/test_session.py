@@ -17,7 +17,7 @@ from etude.agent.tools import default_tools, tools_named
 from etude.agent.transcript import to_markdown, to_text
 from etude.errors import EtudeError
 from etude.inference.scripted import ScriptedEngine
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.records import Event, EventKind, StopReason, Trajectory
 from etude.sandbox.protocol import Image, Sandbox, Workspace, WorkspaceError
 

@@ -14,7 +14,7 @@ from etude.agent.tools import tools_named
 from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Sampling
 from etude.inference.settings import EngineSettings
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.tiny import make_tiny
 from etude.records import Trajectory
 from etude.sandbox.protocol import Image, Sandbox

@@ -9,7 +9,7 @@ import torch
 from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Sampling
 from etude.inference.settings import EngineSettings
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.loading import DType, load
 from etude.models.pull import model_folder
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from etude.errors import EtudeError
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.loading import load
 from etude.models.pull import damage, ensure_model, model_folder, pull, registered
 from etude.models.tiny import make_tiny

@@ -99,7 +99,7 @@ def test_heldout_functions_are_in_no_training_text(whole: tuple[Path, str]) -> N
         library = load(run / "tasks")
         model = Path(opened.recipe.model)
         windows = pretraining_sequences(library.repository, opened.recipe, model)
-        from etude.models.hermes import HermesRenderer
+        from etude.models.dialects.hermes import HermesRenderer
 
         renderer = HermesRenderer.from_folder(model)
         texts = ["".join(renderer.decode(list(window.ids)) for window in windows)]

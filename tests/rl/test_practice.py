@@ -18,7 +18,7 @@ from etude.agent.settings import SessionSettings
 from etude.agent.tools import tools_named
 from etude.inference.protocol import Sampling
 from etude.inference.scripted import ScriptedEngine
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.tiny import make_tiny
 from etude.pipeline.checkpoints import Checkpoints
 from etude.progress import Silent

@@ -12,7 +12,7 @@ import pytest
 from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Sampling
 from etude.inference.settings import EngineSettings
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.pull import model_folder
 from etude.models.tiny import make_tiny
 from etude.records import Float32

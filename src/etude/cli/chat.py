@@ -18,7 +18,7 @@ from etude.cli.screen import Screen, console
 from etude.errors import EtudeError
 from etude.inference.engine import TorchEngine
 from etude.inference.settings import EngineSettings
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.pull import ensure_model
 from etude.pipeline.recipe import Recipe
 from etude.records import Event, EventKind

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tokenizers import Tokenizer
 
 from etude.errors import EtudeError
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

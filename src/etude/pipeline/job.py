@@ -22,7 +22,7 @@ from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Engine
 from etude.inference.scripted import ScriptedEngine
 from etude.machine import machine
-from etude.models.hermes import HermesRenderer
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.pull import ensure_model
 from etude.pipeline.checkpoints import Checkpoints
 from etude.pipeline.corpus import heldout_loss, pretraining_sequences
