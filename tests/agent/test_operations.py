@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from etude.agent.budget import Budget, Price
-from etude.agent.permission import Permission, Request
+from etude.agent.permissions.gate import Permission, Request
 from etude.agent.prompts import SYSTEM_PROMPT
 from etude.agent.session import Session
 from etude.agent.sessions import SessionStore, upto

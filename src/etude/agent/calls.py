@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from etude.agent.permission import Gate, Permission, Request
+from etude.agent.permissions.gate import Gate, Permission, Request
 from etude.agent.policy import Policy
 from etude.agent.prompts import repeat_note
 from etude.agent.record import SessionRecord, Stop

@@ -16,7 +16,7 @@ from etude.agent.budget import Budget
 from etude.agent.calls import Calls
 from etude.agent.changes import Baseline
 from etude.agent.log import Entry, SessionLog
-from etude.agent.permission import Gate
+from etude.agent.permissions.gate import Gate
 from etude.agent.policy import OnDelta, Policy, TurnLimits
 from etude.agent.prompts import SYSTEM_PROMPT
 from etude.agent.record import SessionRecord, Stop, head_data, head_of
