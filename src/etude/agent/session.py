@@ -77,7 +77,7 @@ class Session:
         self._session_id = session_id
         self._task_id = task_id
         self._gate = gate
-        self.budget = budget or Budget(tokens=settings.token_budget, money=settings.money_budget)
+        self.budget = budget or Budget(tokens=settings.token_budget)
         self._on_delta = on_delta
         self._record = SessionRecord(log, on_event)
         self._system = clean(system)

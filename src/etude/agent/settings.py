@@ -21,8 +21,6 @@ class SessionSettings(BaseModel):
     """Longest answer of one turn."""
     token_budget: int | None = Field(default=None, ge=1)
     """Sampled tokens of the whole session, its sub-agents included."""
-    money_budget: float | None = Field(default=None, gt=0)
-    """US dollars of the whole session, its sub-agents included; needs a price for the model."""
     summary: SummarySettings = SummarySettings()
     temperature: float = Field(default=1.0, ge=0)
     seed: int = 0

@@ -1,0 +1,293 @@
+"""A person's session in a project: the real files, a gate, checkpoints, a log that can be resumed.
+
+Terminal, headless run and editor all hold this one object; what they add is how it looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+from etude.agent.backend import Backend
+from etude.agent.budget import Budget
+from etude.agent.checkpoints import Checkpoints, dangerous
+from etude.agent.delegate import Delegates
+from etude.agent.effort import NOTES, EffortLevel
+from etude.agent.instructions import find_skills, read_instructions, skills_text
+from etude.agent.log import SessionLog
+from etude.agent.permissions import Asker, Gate, Mode, Permission, Permissions, Request
+from etude.agent.policy import OnDelta
+from etude.agent.prompts import SYSTEM_PROMPT
+from etude.agent.session import Session
+from etude.agent.sessions import SessionStore
+from etude.agent.settings import SessionSettings
+from etude.agent.tools import AnyTool, session_tools, tool_mounts
+from etude.agent.tools.skill import ReadSkill
+from etude.agent.tools.tool import Effect
+from etude.errors import EtudeError
+from etude.machine import config_folder, state_folder
+from etude.records import Event, EventKind, StopReason
+from etude.sandbox.protocol import Image, Rights, Sandbox, Workspace
+
+AskPerson = Callable[[str, Sequence[str]], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """What a person chose. `money` is in US dollars; `allow_hosts` may be fetched from."""
+
+    project: Path
+    mode: Mode = Mode.ASK
+    effort: EffortLevel = EffortLevel.MEDIUM
+    settings: SessionSettings = field(default_factory=SessionSettings)
+    money: float | None = None
+    allow_hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Drivers:
+    """What a driver lends. `asker` answers whether a call may run (None: nobody is there), `ask`
+    a question of the model's; `open_sandbox` is called when the first tool needs it. `extra_tools`
+    come from tool servers."""
+
+    backend: Backend
+    open_sandbox: Callable[[], Awaitable[Sandbox]]
+    asker: Asker | None = None
+    ask: AskPerson | None = None
+    on_event: Callable[[Event], None] = lambda event: None
+    on_delta: OnDelta | None = None
+    on_child_event: Callable[[str, Event], None] = lambda session_id, event: None
+    extra_tools: tuple[AnyTool, ...] = ()
+
+
+class LiveSession:
+    """See the module. Make one with `open_live`; use as an async context manager."""
+
+    def __init__(
+        self,
+        session: Session,
+        log: SessionLog,
+        permissions: Permissions,
+        checkpoints: Checkpoints,
+        options: LiveOptions,
+        delegates: Delegates,
+    ) -> None:
+        self.session = session
+        self.permissions = permissions
+        self.checkpoints = checkpoints
+        self.options = options
+        self.delegates = delegates
+        self.effort = options.effort
+        self._log = log
+        self._day: date | None = None
+
+    async def __aenter__(self) -> LiveSession:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End background jobs, close workspace and log. Idempotent."""
+        try:
+            await self.session.close()
+        finally:
+            self._log.close()
+
+    @property
+    def mode(self) -> Mode:
+        """What may be done without asking."""
+        return self.permissions.mode
+
+    async def prompt(self, text: str) -> StopReason:
+        """A message of the person's. The project's present state is kept first, so that it can be
+        gone back to."""
+        self._note_date()
+        if not self.permissions.rights().readonly:
+            await self.checkpoint(text)
+        return await self.session.prompt(text)
+
+    async def checkpoint(self, label: str) -> str:
+        """Keep the project's present state; returns its id."""
+        kept = await asyncio.to_thread(self.checkpoints.save, label[:100])
+        self.session.emit(EventKind.CHECKPOINT, id=kept)
+        return kept
+
+    async def undo(self, to: str | None = None) -> str:
+        """Put the project back to a checkpoint (None: the one before the newest message); the
+        state that is left is kept as a checkpoint too. Returns the id of that one. Raises
+        EtudeError when there is no checkpoint."""
+        if to is None:
+            kept = [e.data["id"] for e in self.session.events if e.kind is EventKind.CHECKPOINT]
+            if not kept:
+                raise EtudeError("nothing was changed yet: there is no checkpoint to go back to")
+            prompts = [
+                index
+                for index, event in enumerate(self.session.events)
+                if event.kind is EventKind.USER
+            ]
+            before = [
+                event.data["id"]
+                for event in self.session.events[: prompts[-1] if prompts else None]
+                if event.kind is EventKind.CHECKPOINT
+            ]
+            to = before[-1] if before else kept[0]
+        left = await self.checkpoint("before undo")
+        await asyncio.to_thread(self.checkpoints.undo, to)
+        self.session.note("[The user took back all changes to files since an earlier message.]")
+        return left
+
+    def set_mode(self, mode: Mode) -> None:
+        """Change what may be done, from the next call on."""
+        if mode is not self.permissions.mode:
+            self.permissions.set_mode(mode)
+            self.session.note(self.permissions.mode_note())
+
+    def set_effort(self, effort: EffortLevel) -> None:
+        """Change how hard the model should try, from its next turn on."""
+        if effort is not self.effort:
+            self.effort = effort
+            self.session.note(NOTES[effort])
+
+    def _note_date(self) -> None:
+        today = date.today()
+        if today != self._day:
+            self._day = today
+            self.session.note(f"[date: {today.isoformat()}]")
+
+
+class _Guard:
+    """The gate of a live session: before a command that may destroy something, the project's
+    state is kept."""
+
+    def __init__(self, permissions: Permissions, keep: Callable[[str], Awaitable[str]]) -> None:
+        self._permissions = permissions
+        self._keep = keep
+
+    def rights(self) -> Rights:
+        return self._permissions.rights()
+
+    async def check(self, request: Request) -> Permission:
+        permission = await self._permissions.check(request)
+        destroys = request.effect is Effect.EXECUTE and dangerous(request.subject)
+        if permission.allowed and destroys and not self.rights().readonly:
+            await self._keep(f"before: {request.subject}")
+        return permission
+
+    def narrowed(self, *, readonly: bool) -> Gate:
+        return self._permissions.narrowed(readonly=readonly)
+
+
+async def open_live(
+    drivers: Drivers,
+    options: LiveOptions,
+    *,
+    store: SessionStore | None = None,
+    resume: str | None = None,
+    fork_turn: int | None = None,
+    fork: bool = False,
+) -> LiveSession:
+    """A new session in a project, an old one to go on with (`resume`: its id), or a copy of it
+    (`fork`, up to the end of turn `fork_turn`). Raises EtudeError when the project, the model or
+    the old session cannot be used."""
+    project = usable_project(options.project)
+    store = store or SessionStore(state_folder() / "sessions")
+    about = {"project": str(project), "model": drivers.backend.name}
+    if resume is None:
+        session_id, log = await asyncio.to_thread(store.new, about)
+    elif fork:
+        session_id, log = await asyncio.to_thread(store.fork, resume, fork_turn)
+    else:
+        session_id, log = resume, await asyncio.to_thread(store.open, resume)
+    try:
+        live = await _assemble(drivers, options, project, store, session_id, log)
+        if log.earlier.entries:
+            live.session.recall(log.earlier.entries)
+        else:
+            _first_notes(live)
+        return live
+    except BaseException:
+        log.close()
+        raise
+
+
+def usable_project(folder: Path) -> Path:
+    """The folder, absolute. Raises EtudeError for one that is missing or far too much."""
+    if not folder.is_dir():
+        raise EtudeError(f"{folder} is no folder; name the project to work on")
+    project = folder.resolve()
+    if project in (Path("/"), Path.home().resolve()):
+        raise EtudeError(f"{project} is no project folder; go to the repository to work on first")
+    return project
+
+
+def _first_notes(live: LiveSession) -> None:
+    if live.mode is not Mode.ASK:
+        live.session.note(live.permissions.mode_note())
+    if live.effort is not EffortLevel.MEDIUM:
+        live.session.note(NOTES[live.effort])
+
+
+async def _assemble(
+    drivers: Drivers,
+    options: LiveOptions,
+    project: Path,
+    store: SessionStore,
+    session_id: str,
+    log: SessionLog,
+) -> LiveSession:
+    permissions = await asyncio.to_thread(
+        Permissions.load, project, options.mode, asker=drivers.asker
+    )
+    checkpoints = Checkpoints(project, state_folder() / "checkpoints")
+    backend = drivers.backend
+    policy = await backend.new_policy()
+    delegates = Delegates(
+        new_policy=backend.new_policy,
+        new_log=lambda child: SessionLog(store.path(child), {"parent": session_id, "id": child}),
+        on_event=drivers.on_child_event,
+    )
+    instructions = await asyncio.to_thread(read_instructions, project, config_folder())
+    skills = find_skills([project / ".etude" / "skills", config_folder() / "skills"])
+    parts = [SYSTEM_PROMPT, instructions.text, skills_text(skills)]
+    tools = (
+        *session_tools(ask=drivers.ask, allow_hosts=options.allow_hosts),
+        *([ReadSkill(skills)] if skills else []),
+        *drivers.extra_tools,
+    )
+
+    async def workspace() -> Workspace:
+        sandbox = await drivers.open_sandbox()
+        return await sandbox.create(Image(root=project, live=True, readonly=tool_mounts()))
+
+    async def keep(label: str) -> str:
+        return await live.checkpoint(label)
+
+    session = Session(
+        policy,
+        workspace,
+        tools,
+        options.settings,
+        session_id=session_id,
+        system="\n\n".join(part for part in parts if part),
+        gate=_Guard(permissions, keep),
+        budget=_budget(options, backend),
+        log=log,
+        delegate=delegates,
+        on_event=drivers.on_event,
+        on_delta=drivers.on_delta,
+    )
+    live = LiveSession(session, log, permissions, checkpoints, options, delegates)
+    return live
+
+
+def _budget(options: LiveOptions, backend: Backend) -> Budget:
+    if options.money is not None and backend.price is None:
+        raise EtudeError(
+            f"nobody knows the price of {backend.name}, so no budget in money can be kept; add it"
+            f" to {config_folder() / 'prices.toml'}"
+        )
+    return Budget(tokens=options.settings.token_budget, money=options.money, price=backend.price)

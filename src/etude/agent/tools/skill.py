@@ -1,0 +1,47 @@
+"""Reading a skill: how a person wants a kind of work to be done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from etude.agent.instructions import MAX_BYTES, Skill
+from etude.agent.tools.tool import (
+    Arguments,
+    Effect,
+    ErrorClass,
+    Tool,
+    ToolContext,
+    ToolResult,
+    Word,
+)
+
+
+class SkillArguments(Arguments):
+    """A name from the list of skills."""
+
+    name: Word
+
+
+class ReadSkill(Tool[SkillArguments]):
+    """Gives a skill's whole text. The files lie on the host; only those found at the start of the
+    session can be named."""
+
+    name = "skill"
+    description = "read one of the skills before doing what it is about"
+    arguments = SkillArguments
+    effect = Effect.TALK
+
+    def __init__(self, skills: Sequence[Skill]) -> None:
+        self._skills = {skill.name: skill for skill in skills}
+
+    async def run(self, context: ToolContext, args: SkillArguments) -> ToolResult:
+        """See `Tool.run`."""
+        skill = self._skills.get(args.name)
+        if skill is None:
+            known = ", ".join(sorted(self._skills))
+            return ToolResult(
+                f"there is no skill {args.name!r}; known: {known}", ErrorClass.NOT_FOUND
+            )
+        data = await asyncio.to_thread(skill.path.read_bytes)
+        return ToolResult(data[:MAX_BYTES].decode("utf-8", "replace"))
