@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from etude.agent.tools.programs import with_tools
 from etude.inference.protocol import Sampling
 from etude.inference.scripted import ScriptedEngine
 from etude.models.dialects.hermes import HermesRenderer
@@ -81,6 +82,6 @@ def image(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Image]:
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        return Image(root)
+        return with_tools(Image(root))
 
     return make

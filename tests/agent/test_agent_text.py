@@ -27,7 +27,7 @@ def replacements(draw: st.DrawFn, raws: st.SearchStrategy[str]) -> tuple[str, in
 @given(replacements(CHARACTERS))
 def test_splice_of_a_unix_file_is_plain_replacement(case: tuple[str, int, str, str]) -> None:
     raw, at, old, new = case
-    assert texts.splice(raw, at, old, new) == raw[:at] + new + raw[at + len(old) :]
+    assert texts.splice(raw, [at], old, new) == raw[:at] + new + raw[at + len(old) :]
 
 
 @given(replacements(CHARACTERS))
@@ -37,13 +37,13 @@ def test_splice_of_a_dos_file_is_replacement_in_the_unix_file(
     text, at, old, new = case
     assume("\n" in text)
     expected = (text[:at] + new + text[at + len(old) :]).replace("\n", "\r\n")
-    assert texts.splice(text.replace("\n", "\r\n"), at, old, new) == expected
+    assert texts.splice(text.replace("\n", "\r\n"), [at], old, new) == expected
 
 
 @given(replacements(MIXED))
 def test_splice_keeps_the_endings_of_all_kept_lines(case: tuple[str, int, str, str]) -> None:
     raw, at, old, new = case
-    result = texts.splice(raw, at, old, new)
+    result = texts.splice(raw, [at], old, new)
     text = texts.unix(raw)
     after = len(text) - at - len(old)
 

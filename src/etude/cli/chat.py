@@ -14,6 +14,7 @@ from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
 from etude.agent.token_policy import TokenPolicy
 from etude.agent.tools import AnyTool, default_tools, tools_named
+from etude.agent.tools.programs import with_tools
 from etude.cli.screen import Screen, console
 from etude.errors import EtudeError
 from etude.inference.engine import TorchEngine
@@ -63,7 +64,7 @@ async def _talk(
     tools: Sequence[AnyTool],
 ) -> None:
     async def workspace() -> Workspace:
-        return await sandbox.create(Image(root=folder))
+        return await sandbox.create(with_tools(Image(root=folder)))
 
     console.print(f"{path.name} on a copy of {folder}; an empty line ends.", style="dim")
     async with Session(

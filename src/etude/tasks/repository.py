@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from etude.agent.tools.programs import with_tools
 from etude.sandbox.protocol import WORKSPACE_ROOT, Image
 
 
@@ -38,13 +39,15 @@ class Repository(BaseModel):
 
     def image(self) -> Image:
         """The image of a workspace on this repository; the environment keeps its host path."""
-        return Image(
-            root=self.root,
-            readonly={self.env: str(self.env)},
-            env={
-                "PATH": f"{self.env / 'bin'}:/usr/local/bin:/usr/bin:/bin",
-                "HOME": WORKSPACE_ROOT,
-                "LANG": "C.UTF-8",
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
+        return with_tools(
+            Image(
+                root=self.root,
+                readonly={self.env: str(self.env)},
+                env={
+                    "PATH": f"{self.env / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+                    "HOME": WORKSPACE_ROOT,
+                    "LANG": "C.UTF-8",
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                },
+            )
         )
