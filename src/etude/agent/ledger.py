@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,9 +21,10 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._prompt: list[int] = []
-        self._completion: list[int] = []
-        self._mask: list[bool] = []
+        # Compact, because a session of a day holds hundreds of thousands of tokens.
+        self._prompt = array("i")
+        self._completion = array("i")
+        self._mask = bytearray()
         self._logprobs: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
         self._versions: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         self._turns: list[Turn] = []
@@ -31,7 +33,7 @@ class Ledger:
     @property
     def ids(self) -> list[int]:
         """All tokens so far; the next prompt starts with them."""
-        return self._prompt + self._completion
+        return [*self._prompt, *self._completion]
 
     @property
     def last_completion(self) -> list[int] | None:
@@ -40,15 +42,15 @@ class Ledger:
             return None
         if not self._turns or self._turns[-1].end != len(self._completion):
             return []
-        return self._completion[self._turns[-1].start :]
+        return self._completion[self._turns[-1].start :].tolist()
 
     def commit(self, prompt_ids: Sequence[int], completion: Completion) -> None:
         """Record one exchange. Raises ValueError when the prompt does not continue the ledger."""
         known = len(self._prompt) + len(self._completion)
         if not self._prompt:
-            self._prompt = list(prompt_ids)
+            self._prompt = array("i", prompt_ids)
         else:
-            if list(prompt_ids[:known]) != self.ids:
+            if array("i", prompt_ids[:known]) != self._prompt + self._completion:
                 raise ValueError("the prompt does not start with what is recorded already")
             self._append(prompt_ids[known:], sampled=False)
             count = len(prompt_ids) - known
@@ -64,7 +66,7 @@ class Ledger:
 
     def _append(self, ids: Sequence[int] | Int32, *, sampled: bool) -> None:
         self._completion.extend(int(token) for token in ids)
-        self._mask.extend([sampled] * len(ids))
+        self._mask.extend(bytes([sampled]) * len(ids))
 
     def _join_experts(self, completion: Completion) -> None:
         """Take each token's routes from the first completion whose forward passes fed it: the
@@ -94,7 +96,7 @@ class Ledger:
             Segment(
                 prompt_ids=np.array(self._prompt, dtype=np.int32),
                 completion_ids=np.array(self._completion, dtype=np.int32),
-                mask=np.array(self._mask, dtype=np.bool_),
+                mask=np.frombuffer(bytes(self._mask), dtype=np.bool_),
                 logprobs=np.concatenate(self._logprobs).astype(np.float32, copy=False),
                 policy_versions=np.concatenate(self._versions).astype(np.int64, copy=False),
                 turns=tuple(self._turns),
