@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from etude.errors import EtudeError
-from etude.models.dialects.hermes import CALL_OPEN, THINK_OPEN, HermesRenderer
+from etude.models.dialects.chatml import CALL_OPEN, THINK_OPEN
+from etude.models.dialects.hermes import HermesRenderer
 from etude.models.renderer import ToolSpec
 from etude.models.tiny import make_tiny
 from etude.models.tokenizer import ByteTokenizer, load_tokenizer

@@ -74,17 +74,26 @@ class Renderer(Protocol):
         sampling was cut before it, the tool results, a user message. Only these new ids."""
         ...
 
-    def parse(self, completion: Sequence[int]) -> ParsedTurn:
-        """Take a sampled turn apart. Never raises on what a model may sample."""
+    def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
+        """Take a sampled turn apart. Never raises on what a model may sample. `tools` are those
+        of `open`: a dialect that writes arguments without JSON needs them to tell 1 from "1"."""
         ...
 
-    def expert(self, text: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
+    def expert(
+        self,
+        text: str,
+        calls: Sequence[tuple[str, Mapping[str, Any]]],
+        tools: Sequence[ToolSpec] = (),
+    ) -> list[int]:
         """The completion, end of turn included, that a perfect model would sample to say `text`
-        and make `calls` (name, arguments). `parse` gives them back."""
+        and make `calls` (name, arguments). `parse`, given the same `tools`, gives them back.
+        Raises ValueError for what the dialect cannot say."""
         ...
 
     def stream(self) -> TurnStream:
-        """Cuts the next turn into pieces as its tokens come."""
+        """Cuts the next turn into pieces as its tokens come. All pieces of thinking make up
+        `ParsedTurn.thinking`, all of text its `text`; those of calls are what was sampled from the
+        first call on, markers and all."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
