@@ -149,16 +149,31 @@ def test_counts_that_are_none_are_not_believed(usage: dict[str, Any]) -> None:
     assert builder.reply().usage is None
 
 
+KEYS = ["choices", "delta", "message", "content", "tool_calls", "function", "index", "id", "name"]
+KEYS += ["arguments", "usage", "finish_reason", "error", "reasoning", "type"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                (
-                    "choices delta message content tool_calls function index id name arguments"
-                    " usage finish_reason error reasoning type"
-                ).split()
+                [
+                    "choices",
+                    "delta",
+                    "message",
+                    "content",
+                    "tool_calls",
+                    "function",
+                    "index",
+                    "id",
+                    "name",
+                    "arguments",
+                    "usage",
+                    "finish_reason",
+                    "error",
+                    "reasoning",
+                    "type",
+                ]
             ),
             inner,
             max_size=5,
