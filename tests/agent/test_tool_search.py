@@ -158,7 +158,7 @@ def test_a_sandbox_without_ripgrep_says_so(sandbox: Sandbox, tmp_path: Path) -> 
                 (Glob(), {"pattern": "*"}),
             ):
                 result = Tools(runner, workspace)(tool, **arguments)
-                assert result.error_class == "not_found"
+                assert result.error_class == "unavailable"
                 assert "ripgrep" in result.text
         finally:
             runner.run(workspace.close())

@@ -14,7 +14,7 @@ from etude.agent.settings import SessionSettings
 from etude.agent.summary import HISTORY_FOLDER
 from etude.agent.tools import AnyTool, ErrorClass, ToolContext, ToolResult
 from etude.agent.tools.text import clean, head_and_tail
-from etude.agent.tools.tool import Effect, Prepared, invoke, prepare
+from etude.agent.tools.tool import Prepared, invoke, prepare
 from etude.models.renderer import ToolCall
 from etude.records import EventKind, StopReason
 from etude.sandbox.protocol import WorkspaceError
@@ -44,12 +44,12 @@ class Calls:
         """Whether an edit of the workspace ever succeeded."""
 
     async def run(self) -> Stop | None:
-        """The turn's calls in order; reading ones that stand together run side by side."""
+        """The turn's calls in order; where such stand together that may, they run side by side."""
         while self._record.waiting:
             prepared = [prepare(self._tools, call) for _, call in self._record.waiting]
             together = 1
             while together < len(prepared) and all(
-                isinstance(item, Prepared) and item.tool.effect is Effect.READ
+                isinstance(item, Prepared) and item.tool.side_by_side(item.args)
                 for item in prepared[: together + 1]
             ):
                 together += 1

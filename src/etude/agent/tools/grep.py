@@ -26,7 +26,7 @@ WALK = ("--no-config", "--hidden", "--no-require-git", "--glob=!.git")
 """How ripgrep walks: `.gitignore` files count everywhere, hidden files are files."""
 NO_RIPGREP = ToolResult(
     "this sandbox shows no ripgrep, which is needed to search; use shell with grep or find.",
-    ErrorClass.NOT_FOUND,
+    ErrorClass.UNAVAILABLE,
 )
 _OUTPUT = (
     "--line-number",

@@ -35,8 +35,12 @@ class ErrorClass(StrEnum):
     NONZERO_EXIT = "nonzero_exit"
     REFUSED = "refused"
     """A rule, a mode or a person did not allow the call."""
+    SERVER = "server"
+    """A tool server said that the call failed, or gave no answer."""
     NOT_RUN = "not_run"
     """The session ended, or was cancelled, before the call was over."""
+    UNAVAILABLE = "unavailable"
+    """What the tool needs is not there: a person to ask, a program, a page of the network."""
     SANDBOX = "sandbox"
     """The sandbox itself failed; the session ends as not measured."""
 
@@ -63,7 +67,7 @@ class Effect(StrEnum):
     TALK = "talk"
     """Nothing outside the session: ending it, its to-do list, a question to the person."""
     READ = "read"
-    """Reads the workspace; such calls of one turn run side by side."""
+    """Reads the workspace; such calls of one turn may run side by side."""
     WRITE = "write"
     EXECUTE = "execute"
     NETWORK = "network"
@@ -80,18 +84,27 @@ class Todo:
 
 
 @dataclass
+class StartedJob:
+    """A background job: the model's own words for it, and how far its output was read (bytes)."""
+
+    command: str
+    read: int = 0
+
+
+@dataclass
 class ToolContext:
     """What a session lends to its tools: the workspace (made when first asked for), the deadline
     of a call in seconds, the bytes of each file as the session last saw them, by absolute path
     inside the guest (links not followed: a file with two names is two files here), the to-do
-    list, `delegate`, which runs a sub-agent on a prompt and returns its final message (None
-    where the driver lends no model for it), and `diagnose`, which is asked after each successful
-    edit (None in rollouts: it costs time)."""
+    list, the background jobs that `shell` started, `delegate`, which runs a sub-agent
+    on a prompt and returns its final message (None where the driver lends no model for it), and
+    `diagnose`, which is asked after each successful edit (None in rollouts: it costs time)."""
 
     workspace: Callable[[], Awaitable[Workspace]]
     timeout: float
     seen: dict[str, bytes] = field(default_factory=dict[str, bytes])
     todos: list[Todo] = field(default_factory=list[Todo])
+    jobs: dict[str, StartedJob] = field(default_factory=dict[str, StartedJob])
     delegate: Callable[[str, bool], Awaitable[ToolResult]] | None = None
     diagnose: Diagnose | None = None
 
@@ -135,9 +148,14 @@ class Tool(ABC, Generic[A]):
         address."""
         return str(getattr(args, "path", ""))
 
+    def side_by_side(self, args: A) -> bool:
+        """Whether the call may run at the same time as others of its turn."""
+        return self.effect is Effect.READ
+
     def spec(self) -> ToolSpec:
         """The tool as the model is told of it."""
         schema = self.arguments.model_json_schema()
+        schema = _inlined(schema, schema.pop("$defs", {}))
         schema.pop("description", None)
         schema.pop("title", None)
         for name, described in schema.get("properties", {}).items():
@@ -150,6 +168,26 @@ class Tool(ABC, Generic[A]):
 
 
 AnyTool = Tool[Any]
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema with what it refers to in its place: not every model's format knows references."""
+    if isinstance(schema, list):
+        return [_inlined(part, definitions) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        definition = definitions[schema["$ref"].rpartition("/")[2]]
+        named = {key: value for key, value in definition.items() if key != "description"}
+        return _untitled(_inlined(named, definitions))
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
+
+
+def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
+    schema.pop("title", None)
+    for described in schema.get("properties", {}).values():
+        described.pop("title", None)
+    return schema
 
 
 def _invalid(tool: AnyTool, error: ValidationError) -> ToolResult:
