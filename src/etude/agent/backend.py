@@ -18,7 +18,7 @@ from etude.agent.chat_policy import ChatPolicy
 from etude.agent.policy import Policy
 from etude.agent.token_policy import TokenPolicy
 from etude.errors import EtudeError
-from etude.inference.openai_client import OpenAIClient, OpenAISettings
+from etude.inference.openai_client_settings import ChatServiceSettings
 from etude.inference.prices import FREE, Price, read_prices
 from etude.inference.protocol import Engine, Sampling
 from etude.inference.scripted import ScriptedEngine
@@ -74,20 +74,24 @@ class EngineBackend:
 class ServiceBackend:
     """An OpenAI-compatible service. Sessions with it have events and no token ledger."""
 
-    def __init__(self, settings: OpenAISettings, context_length: int | None = None) -> None:
-        facts = read_prices().find(settings.model)
+    def __init__(self, settings: ChatServiceSettings) -> None:
         self.name = settings.model
-        self.price = facts.price
-        self._client = OpenAIClient(settings)
-        self._context_length = context_length or facts.context_length
+        self._prices = read_prices()
+        self.price = self._prices.find(settings.model).price
+        self._settings = settings
+        self._policies: list[ChatPolicy] = []
 
     async def new_policy(self) -> ChatPolicy:
         """See `Backend.new_policy`."""
-        return ChatPolicy(self._client, context_length=self._context_length)
+        policy = ChatPolicy(self._settings, prices=self._prices)
+        self._policies.append(policy)
+        return policy
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.close()
+        policies, self._policies = self._policies, []
+        for policy in policies:
+            await policy.close()
 
 
 def local_backend(model: str, settings: EngineSettings, dialect: str | None = None) -> Backend:

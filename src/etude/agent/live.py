@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from etude.agent.backend import Backend
 from etude.agent.budget import Budget
@@ -32,6 +33,9 @@ from etude.machine import config_folder, state_folder
 from etude.records import Event, EventKind, StopReason
 from etude.sandbox.protocol import Image, Rights, Sandbox, Workspace
 
+_SUMMARY_AT = 0.75
+"""Share of the context at which a session summarizes itself."""
+
 AskPerson = Callable[[str, Sequence[str]], Awaitable[str]]
 
 
@@ -50,13 +54,15 @@ class LiveOptions:
 @dataclass(frozen=True)
 class Drivers:
     """What a driver lends. `asker` answers whether a call may run (None: nobody is there), `ask`
-    a question of the model's; `open_sandbox` is called when the first tool needs it. `extra_tools`
-    come from tool servers."""
+    a question of the model's; `open_sandbox` is called when the first tool needs it. `tools` takes
+    the place of the usual ones (a trained model knows its recipe's); `extra_tools` come from tool
+    servers."""
 
     backend: Backend
     open_sandbox: Callable[[], Awaitable[Sandbox]]
     asker: Asker | None = None
     ask: AskPerson | None = None
+    tools: tuple[AnyTool, ...] | None = None
     on_event: Callable[[Event], None] = lambda event: None
     on_delta: OnDelta | None = None
     on_child_event: Callable[[str, Event], None] = lambda session_id, event: None
@@ -189,15 +195,16 @@ async def open_live(
     resume: str | None = None,
     fork_turn: int | None = None,
     fork: bool = False,
+    about: Mapping[str, Any] | None = None,
 ) -> LiveSession:
     """A new session in a project, an old one to go on with (`resume`: its id), or a copy of it
-    (`fork`, up to the end of turn `fork_turn`). Raises EtudeError when the project, the model or
+    (`fork`, up to the end of turn `fork_turn`). `about` is kept with a new session. Raises EtudeError when the project, the model or
     the old session cannot be used."""
     project = usable_project(options.project)
     store = store or SessionStore(state_folder() / "sessions")
-    about = {"project": str(project), "model": drivers.backend.name}
+    facts = {**(about or {}), "project": str(project), "model": drivers.backend.name}
     if resume is None:
-        session_id, log = await asyncio.to_thread(store.new, about)
+        session_id, log = await asyncio.to_thread(store.new, facts)
     elif fork:
         session_id, log = await asyncio.to_thread(store.fork, resume, fork_turn)
     else:
@@ -253,8 +260,9 @@ async def _assemble(
     instructions = await asyncio.to_thread(read_instructions, project, config_folder())
     skills = find_skills([project / ".etude" / "skills", config_folder() / "skills"])
     parts = [SYSTEM_PROMPT, instructions.text, skills_text(skills)]
+    usual = session_tools(ask=drivers.ask, allow_hosts=options.allow_hosts)
     tools = (
-        *session_tools(ask=drivers.ask, allow_hosts=options.allow_hosts),
+        *(usual if drivers.tools is None else drivers.tools),
         *([ReadSkill(skills)] if skills else []),
         *drivers.extra_tools,
     )
@@ -270,7 +278,7 @@ async def _assemble(
         policy,
         workspace,
         tools,
-        options.settings,
+        _summarizing(options.settings, policy.context_length),
         session_id=session_id,
         system="\n\n".join(part for part in parts if part),
         gate=_Guard(permissions, keep),
@@ -282,6 +290,16 @@ async def _assemble(
     )
     live = LiveSession(session, log, permissions, checkpoints, options, delegates)
     return live
+
+
+def _summarizing(settings: SessionSettings, context_length: int) -> SessionSettings:
+    """A person's session summarizes itself before its context is full."""
+    if settings.summary.trigger is not None:
+        return settings
+    trigger = max(16, round(context_length * _SUMMARY_AT))
+    return settings.model_copy(
+        update={"summary": settings.summary.model_copy(update={"trigger": trigger})}
+    )
 
 
 def _budget(options: LiveOptions, backend: Backend) -> Budget:
