@@ -7,6 +7,7 @@ person's session must find the same lines.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import shutil
 import sysconfig
 from collections.abc import Mapping
@@ -17,22 +18,29 @@ from etude.sandbox.protocol import Image
 
 PROGRAM_FOLDER = "/opt/etude/bin"
 """Where in a guest the programs stand."""
+LIBRARY_FOLDER = "/opt/etude/lib"
+"""Where in a guest the Python packages stand that checkers need."""
 RIPGREP = f"{PROGRAM_FOLDER}/rg"
 RUFF = f"{PROGRAM_FOLDER}/ruff"
-_NAMES = ("rg", "ruff")
+_PROGRAMS = ("rg", "ruff")
+_PACKAGES = ("yaml",)
 
 
 @functools.cache
 def tool_mounts() -> Mapping[Path, str]:
-    """Host files that an image must show for the tools, with their places in the guest. A program
-    that this environment lacks is left out; its tool says so when called."""
-    folder = Path(sysconfig.get_path("scripts"))
-    found = {name: shutil.which(name, path=str(folder)) or shutil.which(name) for name in _NAMES}
-    return {
-        Path(place).resolve(): f"{PROGRAM_FOLDER}/{name}"
-        for name, place in found.items()
-        if place is not None
-    }
+    """Host files that an image must show for the tools, with their places in the guest. What this
+    environment lacks is left out; the tool that needs it says so when called."""
+    found: dict[Path, str] = {}
+    folder = sysconfig.get_path("scripts")
+    for name in _PROGRAMS:
+        place = shutil.which(name, path=folder) or shutil.which(name)
+        if place is not None:
+            found[Path(place).resolve()] = f"{PROGRAM_FOLDER}/{name}"
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            found[Path(spec.origin).resolve().parent] = f"{LIBRARY_FOLDER}/{name}"
+    return found
 
 
 def with_tools(image: Image) -> Image:
