@@ -99,8 +99,8 @@ class ChatServer:
                 await asyncio.gather(left, return_exceptions=True)
                 if not wire.keep:
                     return
-        except ConnectionError:
-            pass
+        except (ConnectionError, asyncio.CancelledError):
+            return
         finally:
             writer.close()
             self._tasks.discard(task)

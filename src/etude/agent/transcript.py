@@ -9,21 +9,25 @@ from typing import Any
 
 from etude.records import Event, EventKind, Trajectory
 
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
 
 def to_markdown(trajectory: Trajectory) -> str:
     """The whole session as Markdown: outcome first, then what was said and done."""
     outcome, usage = trajectory.outcome, trajectory.usage
-    stop = f"{outcome.stop.value} ({outcome.detail})" if outcome.detail else outcome.stop.value
+    stop = outcome.stop.value + (f" ({inline(outcome.detail)})" if outcome.detail else "")
     facts = [f"ended: {stop}", f"turns: {usage.turns}", f"tool calls: {usage.tool_calls}"]
     sampled = usage.thinking_tokens + usage.tool_call_tokens + usage.final_message_tokens
     facts.append(f"tokens sampled: {sampled}")
     verdict = outcome.verdict
     if verdict is not None:
         score = f"{verdict.score:g}" if verdict.score is not None else "not measured"
-        facts.append(f"score: {score}" + (f" ({verdict.reason})" if verdict.reason else ""))
+        facts.append(f"score: {score}" + (f" ({inline(verdict.reason)})" if verdict.reason else ""))
     if outcome.reward is not None:
         facts.append(f"reward: {outcome.reward:g}")
-    head = [f"# Session {trajectory.session_id}", "\n".join(f"- {fact}" for fact in facts)]
+    head = [f"# Session {_plain(trajectory.session_id)}", "\n".join(f"- {fact}" for fact in facts)]
     return "\n\n".join([*head, events_to_markdown(trajectory.events)]) + "\n"
 
 
@@ -45,17 +49,51 @@ def to_text(events: Sequence[Event]) -> str:
 
 def _markdown(event: Event) -> list[str]:
     label, body = _summary(event)
-    return [f"**{label}**", *([_fenced(body)] if body else [])]
+    return [f"**{_plain(label)}**", *([_fenced(body)] if body else [])]
 
 
 def _fenced(text: str) -> str:
-    runs = [len(run) for run in re.findall(r"`+", text)]
-    fence = "`" * max([3, *(run + 1 for run in runs)])
+    fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}\n{text}\n{fence}"
+
+
+def inline(text: str) -> str:
+    """Text of somebody else's as one line of Markdown in which nothing of it is markup."""
+    line = " ".join(visible(text).split())
+    if not line:
+        return "(nothing)"
+    ticks = "`" * (_longest_run(line) + 1)
+    space = " " if line[0] == "`" or line[-1] == "`" else ""
+    return f"{ticks}{space}{line}{space}{ticks}"
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall(r"`+", text)), default=0)
+
+
+def _plain(label: str) -> str:
+    """A heading that is one line without markup, whatever the model called its tool."""
+    return re.sub(r"[^\w.:/() -]", "?", label)[:100]
+
+
+def visible(text: str) -> str:
+    """Text that can move no cursor and turn no line round: control characters other than line ends
+    and tabs, and those that set the direction of writing, are spelt out."""
+    return _UNSEEN.sub(_spelt, text.replace("\r\n", "\n"))
+
+
+def _spelt(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def _summary(event: Event) -> tuple[str, str]:
     """A heading and a body for one event."""
+    label, body = _said(event)
+    return visible(label), visible(body)
+
+
+def _said(event: Event) -> tuple[str, str]:
     data = event.data
     if event.kind is EventKind.TOOL_CALL:
         return _call(data)
@@ -63,12 +101,14 @@ def _summary(event: Event) -> tuple[str, str]:
         error = data.get("error_class")
         return f"result{f' ({error})' if error else ''}", str(data["text"])
     if event.kind is EventKind.STOP:
-        detail = f": {data['detail']}" if data.get("detail") else ""
-        return f"stop: {data['reason']}{detail}", ""
-    if event.kind is EventKind.ASSISTANT:
+        return f"stop: {data['reason']}", str(data.get("detail", ""))
+    if event.kind is EventKind.PERMISSION:
+        answer = "allowed" if data["allowed"] else "refused"
+        return f"permission: {answer}", "\n".join(filter(None, (data["by"], data["reason"])))
+    if event.kind in (EventKind.ASSISTANT, EventKind.SUMMARY):
         thinking = f"(thinking) {data['thinking']}\n" if data.get("thinking") else ""
-        return "assistant", f"{thinking}{data['text']}".rstrip("\n")
-    return event.kind.value, str(data["text"])
+        return event.kind.value, f"{thinking}{data['text']}".rstrip("\n")
+    return event.kind.value, str(data.get("text", data.get("id", "")))
 
 
 def _call(data: Mapping[str, Any]) -> tuple[str, str]:
