@@ -1,0 +1,1 @@
+"""Tool servers: programs that lend tools by the Model Context Protocol."""
