@@ -15,6 +15,7 @@ from etude.agent.permissions.bash import analyse
 from etude.agent.permissions.gate import Permission, Request
 from etude.agent.permissions.hidden import HiddenFiles
 from etude.agent.permissions.hooks import Hooks
+from etude.agent.permissions.loading import load
 from etude.agent.permissions.modes import MODE_NOTES, Mode
 from etude.agent.permissions.reading import (
     in_another_folder,
@@ -33,7 +34,6 @@ from etude.agent.permissions.rules import (
     parse_rule,
     suggested,
 )
-from etude.agent.permissions.loading import load
 from etude.agent.permissions.settings import remember, user_settings_path
 from etude.agent.tools.files import guest_path
 from etude.agent.tools.tool import Effect
