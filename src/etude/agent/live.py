@@ -6,7 +6,7 @@ Terminal, headless run and editor all hold this one object; what they add is how
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -126,25 +126,35 @@ class LiveSession:
         """Put the project back to a checkpoint (None: the one before the newest message); the
         state that is left is kept as a checkpoint too. Returns the id of that one. Raises
         EtudeError when there is no checkpoint."""
-        if to is None:
-            kept = [e.data["id"] for e in self.session.events if e.kind is EventKind.CHECKPOINT]
-            if not kept:
-                raise EtudeError("nothing was changed yet: there is no checkpoint to go back to")
-            prompts = [
-                index
-                for index, event in enumerate(self.session.events)
-                if event.kind is EventKind.USER
-            ]
-            before = [
-                event.data["id"]
-                for event in self.session.events[: prompts[-1] if prompts else None]
-                if event.kind is EventKind.CHECKPOINT
-            ]
-            to = before[-1] if before else kept[0]
+        kept = self._kept()
+        if to is None and not kept:
+            raise EtudeError("nothing was changed yet: there is no checkpoint to go back to")
+        wanted = kept[-1] if to is None else to
         left = await self.checkpoint("before undo")
-        await asyncio.to_thread(self.checkpoints.undo, to)
+        await asyncio.to_thread(self.checkpoints.undo, wanted)
         self.session.note("[The user took back all changes to files since an earlier message.]")
         return left
+
+    async def changes(self, *, since_start: bool = False) -> str:
+        """What files differ in from before the newest message (or from before the first), as
+        unified text. Raises EtudeError when nothing was kept."""
+        kept = self._kept()
+        if not kept:
+            raise EtudeError("nothing was changed yet: there is no checkpoint to compare with")
+        old = kept[0] if since_start else kept[-1]
+        return await asyncio.to_thread(self.checkpoints.diff, old)
+
+    def _kept(self) -> list[str]:
+        """The checkpoints before each of the person's messages, oldest first."""
+        found: list[str] = []
+        newest: str | None = None
+        for event in self.session.events:
+            if event.kind is EventKind.CHECKPOINT:
+                newest = event.data["id"]
+            elif event.kind is EventKind.USER and newest is not None:
+                found.append(newest)
+                newest = None
+        return found
 
     def set_mode(self, mode: Mode) -> None:
         """Change what may be done, from the next call on."""
@@ -198,8 +208,8 @@ async def open_live(
     about: Mapping[str, Any] | None = None,
 ) -> LiveSession:
     """A new session in a project, an old one to go on with (`resume`: its id), or a copy of it
-    (`fork`, up to the end of turn `fork_turn`). `about` is kept with a new session. Raises EtudeError when the project, the model or
-    the old session cannot be used."""
+    (`fork`, up to the end of turn `fork_turn`). `about` is kept with a new session. Raises
+    EtudeError when the project, the model or the old session cannot be used."""
     project = usable_project(options.project)
     store = store or SessionStore(state_folder() / "sessions")
     facts = {**(about or {}), "project": str(project), "model": drivers.backend.name}
