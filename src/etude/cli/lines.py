@@ -71,8 +71,12 @@ def shortened(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most} more characters"
 
 
-def difference(old: str, new: str, indent: str = "", most: int | None = None) -> list[Line]:
-    """What changes from one text to another, in colour; at most `most` lines of it."""
+def difference(
+    old: str, new: str, indent: str = "", most: int | None = None, *, whole: bool = False
+) -> list[Line]:
+    """What changes from one text to another, in colour; at most `most` lines of it, and of long
+    lines the beginning unless `whole`."""
+    longest = max(len(old), len(new)) if whole else LONGEST
     before, after = _split(old), _split(new)
     groups = difflib.SequenceMatcher(None, before, after).get_grouped_opcodes(_CONTEXT)
     out: list[Line] = []
@@ -81,13 +85,17 @@ def difference(old: str, new: str, indent: str = "", most: int | None = None) ->
             out.append(line((f"{indent}…", "dim")))
         for kind, from_old, to_old, from_new, to_new in group:
             if kind == "equal":
-                out += [line((f"{indent}  {shortened(t)}", "dim")) for t in before[from_old:to_old]]
+                out += _marked(f"{indent}  ", before[from_old:to_old], "dim", longest)
                 continue
-            out += [line((f"{indent}- {shortened(t)}", "red")) for t in before[from_old:to_old]]
-            out += [line((f"{indent}+ {shortened(t)}", "green")) for t in after[from_new:to_new]]
+            out += _marked(f"{indent}- ", before[from_old:to_old], "red", longest)
+            out += _marked(f"{indent}+ ", after[from_new:to_new], "green", longest)
     if most is not None and len(out) > most + 1:
         return [*out[:most], line((f"{indent}… {len(out) - most} more lines", "dim"))]
     return out
+
+
+def _marked(mark: str, parts: Sequence[str], style: str, longest: int) -> list[Line]:
+    return [line((mark + shortened(part, longest), style)) for part in parts]
 
 
 def _split(text: str) -> list[str]:

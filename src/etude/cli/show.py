@@ -172,13 +172,13 @@ def subject(arguments: Mapping[str, Any]) -> str:
     return json.dumps(dict(arguments), ensure_ascii=False) if arguments else ""
 
 
-def change(name: str, arguments: Mapping[str, Any], most: int | None = None) -> list[Line]:
-    """What an `edit` or `write` puts where, as a diff."""
-    if name == "edit":
-        return difference(
-            str(arguments.get("old", "")), str(arguments.get("new", "")), "    ", most
-        )
-    return difference("", str(arguments.get("content", "")), "    ", most)
+def change(
+    name: str, arguments: Mapping[str, Any], most: int | None = None, *, whole: bool = False
+) -> list[Line]:
+    """What an `edit` or `write` puts where, as a diff; all of it with `whole`."""
+    old, new = ("old", "new") if name == "edit" else ("", "content")
+    before, after = str(arguments.get(old, "")), str(arguments.get(new, ""))
+    return difference(before, after, "    ", most, whole=whole)
 
 
 class _Speech:

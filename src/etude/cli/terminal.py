@@ -9,6 +9,8 @@ belongs to the terminal, which reflows it or does not.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from prompt_toolkit.layout import (
     Window,
 )
 from prompt_toolkit.layout.dimension import Dimension
-from prompt_toolkit.output import create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.styles import Style
 
 from etude.cli.lines import Ansi, Line, count_rows, last_rows, line
@@ -98,7 +100,10 @@ class Terminal:
             history=_history(history),
             multiline=True,
         )
-        self._output = create_output()
+        # Where the cursor is, is never asked: an answer may come late, or as typed text.
+        self._output = Vt100_Output(
+            sys.stdout, _window_size, term=os.environ.get("TERM"), enable_cpr=False
+        )
         self._app = _Application(
             layout=self._layout(),
             key_bindings=self._keys(),
@@ -130,6 +135,12 @@ class Terminal:
                 if task is not None:
                     task.cancel()
             self._write_pending()
+
+    def farewell(self, text: str) -> None:
+        """A last line, after `run`."""
+        for shown in self._ansi.encode([line((text, "dim"))]):
+            self._output.write_raw(f"{shown}\r\n")
+        self._output.flush()
 
     def leave(self) -> None:
         """End `run`."""
@@ -353,6 +364,14 @@ class Terminal:
                 self.input.reset()
         elif not key_is_escape:
             self.leave()
+
+
+def _window_size() -> Size:
+    try:
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:  # The window is gone.
+        columns, rows = 0, 0
+    return Size(rows=rows or 24, columns=columns or 80)
 
 
 def _history(path: Path | None) -> History:
