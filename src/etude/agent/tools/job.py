@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -18,10 +17,7 @@ from etude.agent.tools.tool import (
     ToolResult,
     Word,
 )
-from etude.sandbox.protocol import Workspace
-
-if TYPE_CHECKING:
-    from etude.sandbox.protocol import Job
+from etude.sandbox.protocol import Job, Workspace
 
 _POLL = 0.05
 _COMMAND_CHARS = 100

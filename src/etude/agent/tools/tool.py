@@ -98,7 +98,8 @@ class ToolContext:
     inside the guest (links not followed: a file with two names is two files here), the to-do
     list, the background jobs that `shell` started, `delegate`, which runs a sub-agent
     on a prompt and returns its final message (None where the driver lends no model for it), and
-    `diagnose`, which is asked after each successful edit (None in rollouts: it costs time)."""
+    `diagnose`, which is asked after each successful edit (None in rollouts: it costs time). `kept`
+    holds what a tool remembers for the session, by its name."""
 
     workspace: Callable[[], Awaitable[Workspace]]
     timeout: float
@@ -107,6 +108,7 @@ class ToolContext:
     jobs: dict[str, StartedJob] = field(default_factory=dict[str, StartedJob])
     delegate: Callable[[str, bool], Awaitable[ToolResult]] | None = None
     diagnose: Diagnose | None = None
+    kept: dict[str, object] = field(default_factory=dict[str, object])
 
 
 class Arguments(BaseModel):
