@@ -149,13 +149,14 @@ class Marks:
     text, then calls from `call` on. A marker in `tokens` has an id of its own and is nothing but
     text when spelled in letters; the others are found in the text.
 
-    `gap` line breaks after the thinking belong to it (None: all of them). One line break before
-    the first call belongs to neither."""
+    Up to `gap` line breaks after the thinking belong to it (None: all of them), up to `before`
+    ones before the first call belong to no text."""
 
     call: str
     think: tuple[str, str] | None = None
     tokens: frozenset[str] = frozenset()
     gap: int | None = None
+    before: int = 1
     opened: bool = False
     """The prompt has opened the thinking already."""
 
@@ -273,16 +274,21 @@ class MarkCutter:
         at, kept = self._find(self._marks.call)
         if at is not None or until_marker == self._marks.call:
             end = len(self._held) if at is None else at
-            said = end - self._held.endswith(b"\n", 0, end)
+            said = end - self._breaks(end)
             self._give(pieces, "text", said)
             self._give(pieces, "text", end - said, shown=False)
             if at is not None:
                 self._state = "call"
             return
         end = len(self._held) - kept
-        if self._held.endswith(b"\n", 0, end):
-            end -= 1
-        self._give(pieces, "text", len(self._held) if final else end)
+        self._give(pieces, "text", len(self._held) if final else end - self._breaks(end))
+
+    def _breaks(self, end: int) -> int:
+        """Line breaks just before `end` that would belong to no text if a call came."""
+        count = 0
+        while count < self._marks.before and self._held.endswith(b"\n", 0, end - count):
+            count += 1
+        return count
 
     def _find(self, marker: str) -> tuple[int | None, int]:
         """Where a marker begins in the held text, or how many bytes at its end may begin one."""

@@ -8,8 +8,9 @@ sampled turn can be cut into spans whose token counts add up.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
@@ -38,6 +39,29 @@ def _byte_of_character() -> dict[str, int]:
     return table
 
 
+_PROBE = "x  y\te\u0301\n\n 1 \u00c5\u212b\U0001f98a"
+"""A text that a tokenizer which rewrites spaces or characters does not give back."""
+
+
+def _plain(description: dict[str, Any], added: Mapping[str, int]) -> Tokenizer:
+    """The tokenizer without its added tokens, which text then cannot produce, and without a
+    normalizer: Qwen's would compose characters, and the model would see another text than stands
+    in the file."""
+    description["added_tokens"] = []
+    description["post_processor"] = None
+    description["normalizer"] = None
+    # Some vocabularies list the added tokens as well; with `ignore_merges` a whole word is looked
+    # up there.
+    model = description["model"]
+    model["vocab"] = {text: token for text, token in model["vocab"].items() if text not in added}
+    merges = cast(list[str | list[str]], model["merges"])
+    pairs = ((merge, merge.split(" ") if isinstance(merge, str) else merge) for merge in merges)
+    model["merges"] = [
+        merge for merge, (a, b) in pairs if added.keys().isdisjoint((a, b, f"{a}{b}"))
+    ]
+    return Tokenizer.from_str(json.dumps(description))
+
+
 class ByteTokenizer:
     """A byte-level BPE tokenizer as bytes in, bytes out.
 
@@ -47,7 +71,7 @@ class ByteTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         description = json.loads(tokenizer.to_str())
         decoder = description.get("decoder") or {}
-        if decoder.get("type") != "ByteLevel":
+        if decoder.get("type") != "ByteLevel" or description["model"].get("type") != "BPE":
             raise EtudeError(
                 "this model's tokenizer is not byte-level BPE, which token-exact records need; "
                 "use a model such as SmolLM2 or Qwen"
@@ -55,11 +79,13 @@ class ByteTokenizer:
         self._added: dict[str, int] = {
             token["content"]: token["id"] for token in description["added_tokens"]
         }
-        # Without its added tokens the tokenizer cannot produce one from text.
-        description["added_tokens"] = []
-        description["post_processor"] = None
-        self._plain = Tokenizer.from_str(json.dumps(description))
+        self._plain = _plain(description, self._added)
         self._bytes = self._table(tokenizer)
+        if self.decode(self.encode(_PROBE)) != _PROBE:
+            raise EtudeError(
+                "this model's tokenizer does not give a text back as it was, which token-exact "
+                "records need; use a model such as SmolLM2 or Qwen"
+            )
 
     def _table(self, tokenizer: Tokenizer) -> list[bytes]:
         alphabet = _byte_of_character()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from tokenizers import Tokenizer
 
 from etude.errors import EtudeError
+from etude.models.dialects.spans import text_of
 from etude.models.renderer import ParsedTurn, ToolCall, ToolSpec
 from etude.models.stream import Cutter, Piece, TurnReader
 from etude.models.tokenizer import ByteTokenizer, load_tokenizer
@@ -100,12 +101,15 @@ class Dialect(ABC):
         reader = self.stream()
         deltas = [delta for token in completion for delta in reader.feed(token)]
         deltas += reader.end()
-        calls = [piece for piece in reader.pieces if piece.kind == "call"]
+        pieces = [piece for piece in reader.pieces if piece.kind == "call"]
+        calls = self._calls(pieces, tools) if pieces else ()
+        if pieces and not calls:
+            calls = (ToolCall("", {}, text_of(pieces), "no call was made after the opening"),)
         counts = reader.counts()
         return ParsedTurn(
             thinking="".join(delta.text for delta in deltas if delta.kind == "thinking"),
             text="".join(delta.text for delta in deltas if delta.kind == "text"),
-            calls=self._calls(calls, tools) if calls else (),
+            calls=calls,
             thinking_tokens=counts["thinking"],
             call_tokens=counts["call"],
             text_tokens=counts["text"],
