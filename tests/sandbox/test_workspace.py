@@ -138,6 +138,7 @@ def test_the_whole_tree_is_dead_when_cancelled(opened: Opener) -> None:
 def test_cancelling_at_any_moment_leaves_nothing(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as workspace:
+            await shell(workspace, "true")
             before = len(list(Path("/proc/self/fd").iterdir()))
             for step in range(12):
                 task = asyncio.ensure_future(shell(workspace, "sleep 6004"))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from etude.errors import EtudeError
 from etude.sandbox.guest import Guest
-from etude.sandbox.launcher import Command, Launcher
+from etude.sandbox.launcher import Bounds, Command, Launcher, Tree
 from etude.sandbox.layers import delete_tree
+from etude.sandbox.place import Place
 from etude.sandbox.process import Capture
 from etude.sandbox.protocol import (
     WORKSPACE_ROOT,
@@ -104,7 +105,10 @@ class BubblewrapSandbox:
         """A workspace on `image`, which must not change while it lives. Raises WorkspaceError."""
         launcher = await self._launcher()
         _check(image)
-        return BubblewrapWorkspace(launcher, image, limits or Limits(), launcher.new_layer())
+        place = Place(launcher, image, limits or Limits(), launcher.new_layer())
+        if image.live:
+            await place.open()
+        return BubblewrapWorkspace(place)
 
     async def spawn(
         self,
@@ -164,9 +168,9 @@ class BubblewrapSandbox:
         layer = launcher.new_layer()
         group = launcher.new_group(limits)
         try:
-            ended = await launcher.run(
-                image, layer, command, limits, group, timeout, stdout.feed, stderr
-            )
+            process = launcher.construct(image, layer, command, stdout.feed, stderr.feed)
+            bounds, tree = Bounds(layer, limits, group), Tree(process.monitor_pid, 1)
+            ended = await launcher.run(process, b"", bounds, tree, timeout, stderr)
         finally:
             if group is not None:
                 await asyncio.to_thread(group.remove)

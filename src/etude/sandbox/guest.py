@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from etude.sandbox.launcher import Command, Launcher
+from etude.sandbox.launcher import Bounds, Command, Launcher, Tree
 from etude.sandbox.layers import delete_tree
 from etude.sandbox.limits import Group
 from etude.sandbox.process import Capture, GuestProcess, uninterrupted
@@ -78,11 +78,15 @@ class Guest:
         self._process = self._launcher.construct(
             image, self._layer, command, self._feed, self._stderr.feed
         )
-        await self._launcher.begin(self._process, self._limits, self._group)
+        await self._launcher.begin(self._process, *self._bounds(self._process))
         self._tasks = [
             asyncio.ensure_future(self._watch(self._process)),
             asyncio.ensure_future(self._end_of_output(self._process)),
         ]
+
+    def _bounds(self, process: GuestProcess) -> tuple[Bounds, Tree]:
+        # The guest's own init is one of its processes.
+        return Bounds(self._layer, self._limits, self._group), Tree(process.monitor_pid, 1)
 
     def _feed(self, data: bytes) -> None:
         if self._killed:
@@ -97,13 +101,7 @@ class Guest:
 
     async def _watch(self, process: GuestProcess) -> None:
         try:
-            self._note = await self._launcher.watch(
-                process,
-                self._layer,
-                self._limits,
-                grouped=self._group is not None,
-                ceiling=self._limits.disk_bytes,
-            )
+            self._note = await self._launcher.watch(*self._bounds(process), self._limits.disk_bytes)
         except WorkspaceError as error:
             self._note = str(error)
         process.kill()

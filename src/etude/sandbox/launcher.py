@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from etude.errors import EtudeError
-from etude.sandbox.layers import copy_layer, delete_tree, layer_bytes, live_bytes
+from etude.sandbox.holder import Holder
+from etude.sandbox.joined import JoinedProcess, Joiner, Request
+from etude.sandbox.layers import copy_layer, delete_tree, layer_bytes
 from etude.sandbox.limits import Group, Groups, open_groups, set_resource_limits, tree_usage
-from etude.sandbox.process import Capture, GuestProcess, adopt_orphans
-from etude.sandbox.protocol import WORKSPACE_ROOT, Image, Limits, WorkspaceError
+from etude.sandbox.process import Capture, GuestProcess, Input, adopt_orphans
+from etude.sandbox.protocol import WORKSPACE_ROOT, Image, Limits, Rights, WorkspaceError
 from etude.sandbox.runfolder import RunFolder
 from etude.sandbox.settings import SandboxSettings
-from etude.sandbox.system import files, find_bwrap, isolation, system, write_identity
+from etude.sandbox.system import covers, files, find_bwrap, isolation, system, write_identity
 
 KILLED_EXIT = 137
 DISK_EXIT = 122
@@ -25,6 +27,7 @@ DISK_EXIT = 122
 NOT_FOUND_EXIT = 127
 NOT_RUN_EXIT = 126
 _ERROR_BYTES = 4096
+_MEMORY_NOTE = "killed, most likely for its memory"
 _WATCH_SHARE = 10
 """Measuring takes at most one part in so many of the time."""
 MISSING = (
@@ -57,8 +60,42 @@ class Ended:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What a command is held to: limits, a control group, the layer it writes to, and a check
+    that says from time to time why it must be killed, or "" if it need not."""
+
+    layer: Path
+    limits: Limits
+    group: Group | None
+    check: Callable[[], str] = lambda: ""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The processes of a guest: all that descend from `pid`, `own` of them the sandbox's."""
+
+    pid: int
+    own: int
+
+
+class Process(Protocol):
+    """What `GuestProcess` and `JoinedProcess` have in common."""
+
+    stdin: Input
+
+    @property
+    def command_exit(self) -> int | None: ...
+    @property
+    def left(self) -> bool: ...
+    async def ready(self, seconds: float) -> int | None: ...
+    def release(self) -> None: ...
+    async def finished(self, seconds: float | None) -> bool: ...
+    async def end(self, seconds: float) -> None: ...
+
+
 class Launcher:
-    """The parts that all guests of one process share: program, run folder, control groups."""
+    """The parts that all guests of one process share: programs, run folder, control groups."""
 
     def __init__(self, settings: SandboxSettings, root: Path | None) -> None:
         program = find_bwrap(settings.bwrap)
@@ -67,6 +104,7 @@ class Launcher:
         adopt_orphans()
         self.settings = settings
         self._bwrap = program
+        self._joiner = Joiner()
         self.folder = RunFolder(root, settings.min_free_bytes)
         self._identity = self.folder.path / "etc"
         write_identity(self._identity)
@@ -78,6 +116,7 @@ class Launcher:
 
     def close(self) -> None:
         """Delete what all guests wrote."""
+        self._joiner.close()
         self.folder.close()
 
     def new_layer(self, source: Path | None = None) -> Path:
@@ -108,25 +147,6 @@ class Launcher:
         except OSError as error:
             raise WorkspaceError(f"could not make a control group: {error}") from error
 
-    @asynccontextmanager
-    async def started(
-        self,
-        image: Image,
-        layer: Path,
-        command: Command,
-        limits: Limits,
-        group: Group | None,
-        stdout: Callable[[bytes], None],
-        stderr: Callable[[bytes], None],
-    ) -> AsyncGenerator[GuestProcess]:
-        """A guest under its limits whose command may begin; dead on leaving."""
-        process = self.construct(image, layer, command, stdout, stderr)
-        try:
-            await self.begin(process, limits, group)
-            yield process
-        finally:
-            await process.end(self.settings.death_seconds)
-
     def construct(
         self,
         image: Image,
@@ -140,7 +160,7 @@ class Launcher:
             *isolation(network=command.network),
             *system(self._identity, network=command.network),
             *command.arguments,
-            *files(image, layer, command.writable),
+            *files(image, layer, command.writable, None),
             "--chdir",
             command.cwd,
             "--clearenv",
@@ -152,16 +172,63 @@ class Launcher:
         except (OSError, ValueError) as error:
             raise WorkspaceError(f"could not start bubblewrap: {error}") from error
 
-    async def begin(self, process: GuestProcess, limits: Limits, group: Group | None) -> None:
+    def holder(self, image: Image, layer: Path, live: Sequence[str] | None) -> Holder:
+        """Start the guest that stays on a layer, or with `live` arguments on the image's own
+        folder; the caller must `end()` it."""
+        arguments = [
+            *isolation(network=False),
+            *system(self._identity, network=False),
+            *covers(self._identity),
+            *files(image, layer, {}, live),
+            "--chdir",
+            "/",
+            "--clearenv",
+        ]
+        try:
+            return Holder(self._bwrap, arguments)
+        except (OSError, ValueError) as error:
+            raise WorkspaceError(f"could not start bubblewrap: {error}") from error
+
+    def join(
+        self,
+        holder: Holder,
+        command: Command,
+        rights: Rights,
+        stdout: Callable[[bytes], None],
+        stderr: Callable[[bytes], None] | None,
+        *,
+        guarded: Sequence[str] = (),
+        keep: bool,
+    ) -> JoinedProcess:
+        """Start a command in a guest that stays, with `guarded` paths read-only; the caller must
+        `end()` it."""
+        request = Request(
+            argv=list(command.argv),
+            env=dict(command.env),
+            cwd=command.cwd,
+            readonly=rights.readonly,
+            guarded=guarded,
+            hidden=rights.hidden,
+            keep=keep,
+        )
+        try:
+            return JoinedProcess(
+                self._joiner, holder.entrance, request, stdout=stdout, stderr=stderr
+            )
+        except OSError as error:
+            raise WorkspaceError(f"could not start a command: {error}") from error
+
+    async def begin(self, process: Process, bounds: Bounds, tree: Tree) -> None:
         """Put a constructed guest under its limits and let the command begin. A guest that
         failed while being set up is left for `outcome` to tell about."""
         pid = await process.ready(self.settings.start_seconds)
         if pid is None:
             return
+        grouped = bounds.group is not None
         try:
-            if group is not None:
-                group.add(pid)
-            set_resource_limits(pid, limits, grouped=group is not None)
+            if bounds.group is not None:
+                bounds.group.add(pid)
+            set_resource_limits(pid, bounds.limits, grouped=grouped, own=tree.own)
         except ProcessLookupError:
             return
         except OSError as error:
@@ -170,27 +237,24 @@ class Launcher:
 
     async def run(
         self,
-        image: Image,
-        layer: Path,
-        command: Command,
-        limits: Limits,
-        group: Group | None,
+        process: Process,
+        stdin: bytes,
+        bounds: Bounds,
+        tree: Tree,
         timeout: float,
-        stdout: Callable[[bytes], None],
         stderr: Capture,
     ) -> Ended:
-        """Run a command to its end, to `timeout` seconds, or to a limit. Everything of it is
-        dead on return. Raises WorkspaceError when the sandbox failed."""
-        before = await asyncio.to_thread(layer_bytes, layer)
-        ceiling = max(limits.disk_bytes, before)
-        async with self.started(
-            image, layer, command, limits, group, stdout, stderr.feed
-        ) as process:
+        """Run a constructed command to its end, to `timeout` seconds, or to a limit. Everything of
+        it is dead on return, unless the process says `left`. Raises WorkspaceError when the
+        sandbox failed."""
+        kept = False
+        try:
+            before = await asyncio.to_thread(layer_bytes, bounds.layer)
+            ceiling = max(bounds.limits.disk_bytes, before)
+            await self.begin(process, bounds, tree)
             begun = time.monotonic()
-            feeding = asyncio.ensure_future(_feed(process, command.stdin))
-            watching = asyncio.ensure_future(
-                self.watch(process, layer, limits, grouped=group is not None, ceiling=ceiling)
-            )
+            feeding = asyncio.ensure_future(_feed(process, stdin))
+            watching = asyncio.ensure_future(self.watch(bounds, tree, ceiling))
             ending = asyncio.ensure_future(process.finished(timeout))
             try:
                 await asyncio.wait((ending, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -200,12 +264,16 @@ class Launcher:
                 for task in (feeding, watching, ending):
                     task.cancel()
             seconds = time.monotonic() - begun
+            kept = process.left and not note and not timed_out
+        finally:
+            if not kept:
+                await process.end(self.settings.death_seconds)
         shortage = self.folder.shortage()
         if shortage is not None:
             raise WorkspaceError(shortage)
         if timed_out or note:
             return Ended(KILLED_EXIT, seconds, timed_out, note)
-        return self._disk_checked(outcome(process, stderr, seconds), layer, ceiling)
+        return self._disk_checked(outcome(process, stderr, seconds), bounds.layer, ceiling)
 
     @staticmethod
     def _disk_checked(ended: Ended, layer: Path, ceiling: int) -> Ended:
@@ -214,28 +282,29 @@ class Launcher:
             return ended
         return Ended(ended.exit_code or DISK_EXIT, ended.seconds, note=_disk_note(ceiling))
 
-    async def watch(
-        self, process: GuestProcess, layer: Path, limits: Limits, *, grouped: bool, ceiling: int
-    ) -> str:
+    async def watch(self, bounds: Bounds, tree: Tree, ceiling: int) -> str:
         """Measure a running guest until it is over a limit; returns which. Raises WorkspaceError
         when the machine's disk is full."""
         pause = self.settings.watch_seconds
+        limits = bounds.limits
         while True:
             await asyncio.sleep(pause)
             begun = time.monotonic()
-            if not grouped:
-                usage = tree_usage(process.monitor_pid)
-                # The guest's own init is one of them.
-                if usage.processes > limits.processes + 1:
+            if bounds.group is None:
+                usage = tree_usage(tree.pid)
+                if usage.processes > limits.processes + tree.own:
                     return f"more than {limits.processes} processes"
                 if usage.rss_bytes > limits.memory_bytes:
                     return f"more than {limits.memory_bytes >> 20} MB of memory"
             try:
-                held = await asyncio.to_thread(live_bytes, layer)
+                held = await asyncio.to_thread(layer_bytes, bounds.layer)
             except WorkspaceError as error:
                 return str(error)
             if held > ceiling:
                 return _disk_note(ceiling)
+            reason = bounds.check()
+            if reason:
+                return reason
             shortage = self.folder.shortage()
             if shortage is not None:
                 raise WorkspaceError(shortage)
@@ -246,23 +315,29 @@ def _disk_note(ceiling: int) -> str:
     return f"the workspace holds more than {ceiling >> 20} MB of changes; delete some files"
 
 
-async def _feed(process: GuestProcess, data: bytes) -> None:
+async def _feed(process: Process, data: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):
         await process.stdin.write(data)
     process.stdin.close()
 
 
-def outcome(process: GuestProcess, stderr: Capture, seconds: float) -> Ended:
-    """Exit code of a guest that ended by itself. Raises WorkspaceError if the command never ran
-    though it could have."""
+def outcome(process: Process, stderr: Capture, seconds: float) -> Ended:
+    """Exit code of a command that ended by itself. Raises WorkspaceError if it never ran though it
+    could have."""
     code = process.command_exit
     if code is not None:
         return Ended(code, seconds)
+    if isinstance(process, JoinedProcess):
+        if process.failure or not process.joined:
+            why = process.failure or "its guest is gone"
+            raise WorkspaceError(f"a command could not be run: {why}")
+        return Ended(KILLED_EXIT, seconds, note=_MEMORY_NOTE)
+    assert isinstance(process, GuestProcess)
     monitor = process.monitor_exit
     text = stderr.text().strip()
     # Without an exit code from the command these are bubblewrap's own words.
     if monitor is not None and monitor > 128:
-        return Ended(monitor, seconds, note="killed, most likely for its memory")
+        return Ended(monitor, seconds, note=_MEMORY_NOTE)
     if text.startswith("bwrap: execvp"):
         missing = text.endswith("No such file or directory")
         return Ended(NOT_FOUND_EXIT if missing else NOT_RUN_EXIT, seconds)

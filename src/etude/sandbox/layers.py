@@ -2,8 +2,8 @@
 
 A layer is what overlayfs keeps in its upper folder: changed files whole, a character device 0/0
 for a deleted name (a whiteout), and the attribute `overlay.opaque` on a folder that hides the
-image's folder of the same name. Its content is hostile: nothing here follows a link. No guest
-runs on a layer while it is read here.
+image's folder of the same name. Its content is hostile: nothing here follows a link. No command
+runs on a layer while it is copied or compared; it may while it is measured.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from etude.sandbox.protocol import Diff, WorkspaceError
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _ENTRY_BYTES = 1024
 """What a name costs beside its blocks, so that a million empty files are not free."""
+_VANISHED = (FileNotFoundError, NotADirectoryError)
 _PATH_BYTES = 4000
 """Linux refuses paths of 4096 bytes; a guest can nest deeper by relative steps."""
 
@@ -82,27 +83,52 @@ def _read(path: str) -> bytes:
 
 
 def layer_bytes(layer: Path) -> int:
-    """Bytes that a layer occupies: its blocks plus a flat charge per name."""
-    with _readable(layer):
-        return sum(info.st_blocks * 512 + _ENTRY_BYTES for _, info in _below(str(layer), ""))
-
-
-def live_bytes(layer: Path) -> int:
-    """`layer_bytes` while a guest changes the layer: walks by descriptor, so that a folder
-    swapped for a link leads nowhere; what vanishes meanwhile counts 0.
+    """Bytes that a layer occupies: its blocks plus a flat charge per name. A guest may change the
+    layer meanwhile: folders are opened without following links, so that one swapped for a link
+    leads nowhere; what vanishes counts 0.
 
     Raises WorkspaceError when folders are nested too deep to be walked.
     """
-    total = 0
-    try:
-        for _, folders, names, descriptor in os.fwalk(layer, follow_symlinks=False):
-            for name in (*folders, *names):
-                with contextlib.suppress(FileNotFoundError):
-                    info = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+    total, stack = 0, [""]
+    with contextlib.ExitStack() as opened:
+        top = _opened(str(layer), None, opened)
+        while stack:
+            prefix = stack.pop()
+            if len(os.fsencode(prefix)) > _PATH_BYTES:
+                raise WorkspaceError("the workspace nests folders deeper than a path can be long")
+            with contextlib.ExitStack() as way, contextlib.suppress(*_VANISHED):
+                folder = top
+                for name in prefix.split("/")[:-1]:
+                    folder = _opened(name, folder, way)
+                for name, info in _members(folder):
                     total += info.st_blocks * 512 + _ENTRY_BYTES
-    except RecursionError:
-        raise WorkspaceError("the workspace nests folders too deep") from None
+                    if stat.S_ISDIR(info.st_mode):
+                        stack.append(f"{prefix}{name}/")
     return total
+
+
+def _members(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    """(name, lstat) of what is in an open folder, but for what vanishes meanwhile."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.name, entry.stat(follow_symlinks=False)
+
+
+def _opened(name: str, parent: int | None, stack: contextlib.ExitStack) -> int:
+    """A folder, until the stack is left also one whose rights a guest took from its owner, who is
+    us. O_NOFOLLOW makes a link NotADirectoryError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    found = os.open(name, flags | os.O_PATH, dir_fd=parent)
+    stack.callback(os.close, found)
+    place = Path(f"/proc/self/fd/{found}")
+    mode = stat.S_IMODE(os.fstat(found).st_mode)
+    if os.geteuid() != 0 and mode & 0o500 != 0o500:
+        place.chmod(mode | 0o500)
+        stack.callback(place.chmod, mode)
+    folder = os.open(place, flags & ~os.O_NOFOLLOW)
+    stack.callback(os.close, folder)
+    return folder
 
 
 def copy_layer(source: Path, target: Path) -> None:

@@ -46,15 +46,16 @@ def tree_usage(pid: int) -> Usage:
     return Usage(seen, rss)
 
 
-def set_resource_limits(pid: int, limits: Limits, *, grouped: bool) -> None:
+def set_resource_limits(pid: int, limits: Limits, *, grouped: bool, own: int) -> None:
     """Set hard limits on a guest's first process, which its children inherit: size of a file,
-    no core dumps, number of processes (Linux does not enforce that one for the host's root).
+    no core dumps, number of processes beside `own` ones of the sandbox (Linux does not enforce that
+    one for the host's root).
     Without a control group each process may also hold at most `memory_bytes` of private data;
     address space is not limited, since runtimes reserve far more of it than they use."""
     ceilings = [
         (resource.RLIMIT_FSIZE, limits.disk_bytes),
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, limits.processes),
+        (resource.RLIMIT_NPROC, limits.processes + own),
     ]
     if not grouped:
         ceilings.append((resource.RLIMIT_DATA, limits.memory_bytes))

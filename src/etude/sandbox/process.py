@@ -73,7 +73,7 @@ class Pipe:
     def __init__(self, descriptor: int, sink: Callable[[bytes], None]) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
-        self._sink = sink
+        self.sink = sink
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         self._loop.add_reader(descriptor, self._readable)
@@ -84,9 +84,14 @@ class Pipe:
         except BlockingIOError:
             return
         if data:
-            self._sink(data)
+            self.sink(data)
         else:
             self.close()
+
+    def drain(self) -> None:
+        """Hand on what has been written so far."""
+        while not self.ended.is_set() and select.select((self._descriptor,), (), (), 0)[0]:
+            self._readable()
 
     def pause(self) -> None:
         """Stop reading; the guest blocks once the pipe is full."""
@@ -145,12 +150,25 @@ class Input:
             os.close(self._descriptor)
 
 
-class _End:
-    """A process whose end the event loop waits for, by descriptor, so by no reusable number."""
+async def readable(descriptor: int, seconds: float) -> bool:
+    """Wait until there is something to read, or the end; False after `seconds`."""
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, event.set)
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(descriptor)
+    return True
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._descriptor = os.pidfd_open(pid)
+
+class End:
+    """A process whose end the event loop waits for, by descriptor, so by no reusable number.
+    Owns the descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._loop = asyncio.get_running_loop()
         self.over = asyncio.Event()
         self._loop.add_reader(self._descriptor, self._ended)
@@ -169,6 +187,14 @@ class _End:
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         return not poll.poll(0)
+
+    def host_pid(self) -> int | None:
+        """Its number as this process sees it; None once it is gone."""
+        for line in Path(f"/proc/self/fdinfo/{self._descriptor}").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key == "Pid" and int(value) > 0:
+                return int(value)
+        return None
 
     def reap(self) -> None:
         """Collect the dead process, which fell to us if its parent ended first."""
@@ -226,8 +252,9 @@ class GuestProcess:
             stack.pop_all()
         for descriptor in (inp[0], out[1], err[1], status[1], block[0]):
             os.close(descriptor)
-        self._end = _End(self._monitor.pid)
-        self._init: _End | None = None
+        self._end = End(os.pidfd_open(self._monitor.pid))
+        self._init: End | None = None
+        self._init_pid = 0
         self._release = block[1]
         self._released = False
         self._ended = False
@@ -247,12 +274,16 @@ class GuestProcess:
 
     def _adopt(self, pid: int) -> None:
         try:
-            init = _End(pid)
+            init = End(os.pidfd_open(pid))
+        except ProcessLookupError:
+            return  # It failed while being set up; the monitor tells.
+        try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except (ProcessLookupError, FileNotFoundError):
-            return  # It failed while being set up; the monitor tells.
+            init.close()
+            return
         if int(stat.rpartition(")")[2].split()[1]) == self._monitor.pid:
-            self._init = init
+            self._init, self._init_pid = init, pid
             self._told.set()
         else:
             init.close()
@@ -268,6 +299,11 @@ class GuestProcess:
         return None
 
     @property
+    def left(self) -> bool:
+        """Whether processes go on after the command's end: never."""
+        return False
+
+    @property
     def monitor_pid(self) -> int:
         """Host id of bubblewrap; all of the guest descends from it."""
         return self._monitor.pid
@@ -280,7 +316,7 @@ class GuestProcess:
                 await self._either(self._told.wait(), self._status_pipe.ended.wait())
         except TimeoutError:
             raise WorkspaceError(f"bubblewrap set up no guest in {seconds:.0f} s") from None
-        return None if self._init is None else self._init.pid
+        return None if self._init is None else self._init_pid
 
     def release(self) -> None:
         """Let the command begin."""

@@ -40,11 +40,16 @@ def _supports_attributes(folder: Path) -> bool:
 
 def default_root() -> Path:
     """`/dev/shm` when it has a gigabyte free and takes attributes, else the temporary folder."""
-    if _SHM.is_dir() and os.access(_SHM, os.W_OK):
-        space = os.statvfs(_SHM)
-        if space.f_bavail * space.f_frsize >= _ROOMY and _supports_attributes(_SHM):
-            return _SHM
+    usable = _SHM.is_dir() and os.access(_SHM, os.W_OK) and free_bytes(_SHM) >= _ROOMY
+    if usable and _supports_attributes(_SHM):
+        return _SHM
     return Path(tempfile.gettempdir())
+
+
+def free_bytes(path: Path) -> int:
+    """Free space of the disk that holds `path`."""
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize
 
 
 def _base(root: Path) -> Path:
@@ -135,8 +140,7 @@ class RunFolder:
 
     def shortage(self) -> str | None:
         """A clause when the disk below is as good as full, else None."""
-        space = os.statvfs(self.path)
-        free = space.f_bavail * space.f_frsize
+        free = free_bytes(self.path)
         if free >= self._min_free:
             return None
         return f"only {free >> 20} MB are free in {self.root}, where sandboxes write"

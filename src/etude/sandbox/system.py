@@ -6,10 +6,11 @@ from __future__ import annotations
 import configparser
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from etude.sandbox.joiner import HIDDEN_FILE, HIDDEN_FOLDER
 from etude.sandbox.protocol import WORKSPACE_ROOT, Image
 
 GUEST_ID = 1000
@@ -34,6 +35,7 @@ _ETC_NETWORK = ("resolv.conf", "host.conf", "gai.conf", "services", "protocols",
 _PASSWD = f"agent:x:{GUEST_ID}:{GUEST_ID}:agent:{HOME}:/bin/sh\nroot:x:0:0:root:/root:/bin/sh\n"
 _GROUP = f"agent:x:{GUEST_ID}:\nroot:x:0:\n"
 _NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\n"
+_HIDDEN_FILE, _HIDDEN_FOLDER = "hidden-file", "hidden-folder"
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 
 
@@ -74,6 +76,8 @@ def write_identity(folder: Path) -> None:
         ("hosts", _HOSTS),
     ):
         (folder / name).write_text(text)
+    (folder / _HIDDEN_FILE).touch(mode=0)
+    (folder / _HIDDEN_FOLDER).mkdir(mode=0o555)
 
 
 def isolation(*, network: bool) -> list[str]:
@@ -129,8 +133,17 @@ def system(identity: Path, *, network: bool) -> list[str]:
     return found
 
 
-def files(image: Image, layer: Path, writable: Mapping[Path, str]) -> list[str]:
-    """The image under the layer's writes, `/tmp` and the home; must follow `system`.
+def covers(identity: Path) -> list[str]:
+    """What commands that join the guest lay over hidden paths."""
+    file, folder = identity / _HIDDEN_FILE, identity / _HIDDEN_FOLDER
+    return ["--ro-bind", str(file), HIDDEN_FILE, "--ro-bind", str(folder), HIDDEN_FOLDER]
+
+
+def files(
+    image: Image, layer: Path, writable: Mapping[Path, str], live: Sequence[str] | None
+) -> list[str]:
+    """The image under the layer's writes, or as `live` arguments say, `/tmp` and the home; must
+    follow `system`.
 
     `/tmp` is part of the layer, so that it lasts from one command to the next. Devices and
     process information are read-only: `/proc/sys` would otherwise obey a guest that the host's
@@ -140,8 +153,11 @@ def files(image: Image, layer: Path, writable: Mapping[Path, str]) -> list[str]:
     for scratch, mode in (("/dev/shm", "1777"), (HOME, "0700")):
         found += ["--perms", mode, "--size", str(_SCRATCH_BYTES), "--tmpfs", scratch]
     found += ["--bind", str(layer / "tmp"), "/tmp"]
-    found += ["--overlay-src", str(image.root)]
-    found += ["--overlay", str(layer / "upper"), str(layer / "work"), WORKSPACE_ROOT]
+    if live is None:
+        found += ["--overlay-src", str(image.root)]
+        found += ["--overlay", str(layer / "upper"), str(layer / "work"), WORKSPACE_ROOT]
+    else:
+        found += live
     for source, target in image.readonly.items():
         found += ["--ro-bind", str(source), target]
     for source, target in writable.items():

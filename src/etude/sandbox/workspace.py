@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
-from etude.sandbox.launcher import Command, Ended, Launcher
-from etude.sandbox.layers import delete_tree, diff_layer
-from etude.sandbox.limits import Group
-from etude.sandbox.process import Capture, uninterrupted
+from etude.sandbox.launcher import Command
+from etude.sandbox.place import Place, Run
+from etude.sandbox.process import Capture
 from etude.sandbox.protocol import (
     WORKSPACE_ROOT,
     Diff,
     ExecResult,
-    Image,
-    Limits,
+    Job,
+    Rights,
     WorkspaceError,
 )
 from etude.sandbox.system import guest_environment
 
-P = ParamSpec("P")
-T = TypeVar("T")
+ALL = Rights()
 _FILE_ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 # Pipes and devices would block or never end. The messages are parsed by `_refusal`.
 _REGULAR = (
@@ -40,20 +35,40 @@ _STDERR_BYTES = 8 << 10
 
 
 class BubblewrapWorkspace:
-    """One copy of an image. Its operations take turns: overlayfs allows one mount of a layer.
-    `/tmp` lasts from one command to the next and is forked and restored with the files."""
+    """A view of one copy of an image, or of a live folder. `/tmp` lasts from one command to the
+    next and is restored with the files; a fork has a copy of it unless the folder is live."""
 
-    def __init__(self, launcher: Launcher, image: Image, limits: Limits, layer: Path) -> None:
-        self._launcher = launcher
-        self._image = image
-        self._limits = limits
-        self.layer = layer
-        self._group: Group | None = None
-        self._grouped = False
-        self._snapshots: dict[str, Path] = {}
-        self._turn = asyncio.Lock()
-        self._running: asyncio.Task[Ended] | None = None
+    def __init__(self, place: Place, rights: Rights = ALL, *, view: bool = False) -> None:
+        self._place = place
+        self._rights = rights
+        self._view = view
         self._closed = False
+
+    @property
+    def layer(self) -> Path:
+        """Where on the host its writes are kept now."""
+        return self._place.layer
+
+    def _check_open(self) -> None:
+        self._place.check_open()
+        if self._closed:
+            raise WorkspaceError("the view of the workspace is closed")
+
+    def _command(
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str] | None,
+        stdin: bytes = b"",
+    ) -> Command:
+        if not argv:
+            raise ValueError("no command to run")
+        return Command(
+            argv=list(argv),
+            env=guest_environment(self._place.image, env),
+            cwd=_absolute(cwd),
+            stdin=stdin,
+        )
 
     async def exec(
         self,
@@ -63,19 +78,19 @@ class BubblewrapWorkspace:
         cwd: str = WORKSPACE_ROOT,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        keep: bool = False,
     ) -> ExecResult:
         """See `Workspace.exec`. A command that cannot be found exits with 127, one that cannot
         be run (no such `cwd` either) with 126. One that exceeds the memory, the processes or the
         disk is killed: exit code 137, or 122 when the disk limit is seen only at its end, and
         the last line of `stderr` says which limit."""
-        command = Command(
-            argv=list(argv),
-            env=guest_environment(self._image, env),
-            cwd=_absolute(cwd),
-            stdin=stdin,
+        self._check_open()
+        output_bytes = self._place.limits.output_bytes
+        stdout, stderr = Capture(output_bytes), Capture(output_bytes)
+        command = self._command(argv, cwd, env, stdin)
+        ended, job = await self._place.run(
+            Run(command, self._rights, timeout, stdout.feed, stderr, keep)
         )
-        stdout, stderr = Capture(self._limits.output_bytes), Capture(self._limits.output_bytes)
-        ended = await self._run(command, timeout, stdout.feed, stderr)
         text = stderr.text()
         if ended.note:
             text = f"{text.rstrip()}\n[{ended.note}]\n".lstrip()
@@ -86,52 +101,38 @@ class BubblewrapWorkspace:
             seconds=ended.seconds,
             truncated=stdout.truncated or stderr.truncated,
             timed_out=ended.timed_out,
+            job=job,
         )
 
-    async def _run(
+    async def start(
         self,
-        command: Command,
-        timeout: float,
-        stdout: Callable[[bytes], None],
-        stderr: Capture,
-    ) -> Ended:
-        async with self._turn:
-            self._check_open()
-            if not self._grouped:
-                self._group = self._launcher.new_group(self._limits)
-                self._grouped = True
-            task = asyncio.ensure_future(
-                self._launcher.run(
-                    self._image,
-                    self.layer,
-                    command,
-                    self._limits,
-                    self._group,
-                    timeout,
-                    stdout,
-                    stderr,
-                )
-            )
-            self._running = task
-            try:
-                # A second task, so that `close` can cancel the run without its caller.
-                return await asyncio.shield(task)
-            except asyncio.CancelledError:
-                task.cancel()
-                await uninterrupted(_settled(task))
-                if self._closed:
-                    raise WorkspaceError("the workspace was closed while a command ran") from None
-                raise
-            finally:
-                self._running = None
+        argv: Sequence[str],
+        *,
+        cwd: str = WORKSPACE_ROOT,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
+        """See `Workspace.start`. A command that cannot be run is a job that ends at once."""
+        self._check_open()
+        return await self._place.start(self._command(argv, cwd, env), self._rights)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise WorkspaceError("the workspace is closed")
+    async def jobs(self) -> list[Job]:
+        """See `Workspace.jobs`."""
+        self._check_open()
+        return [job.state() for job in self._place.jobs()]
+
+    async def output(self, job: str, since: int = 0) -> tuple[str, int]:
+        """See `Workspace.output`."""
+        self._check_open()
+        return self._place.job(job).output(since)
+
+    async def stop(self, job: str) -> None:
+        """See `Workspace.stop`."""
+        self._check_open()
+        await self._place.job(job).stop()
 
     async def read(self, path: str) -> bytes:
         """The bytes of a regular file as the guest sees it."""
-        output = Capture(2 * self._limits.disk_bytes)
+        output = Capture(2 * self._place.limits.disk_bytes)
         await self._file(_READ, path, output, b"")
         if output.truncated:
             raise PermissionError(f"{path}: larger than the workspace's disk limit")
@@ -139,18 +140,19 @@ class BubblewrapWorkspace:
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file whole, making missing parent folders."""
-        if len(data) > self._limits.disk_bytes:
+        if len(data) > self._place.limits.disk_bytes:
             raise PermissionError(f"{path}: larger than the workspace's disk limit")
         await self._file(_WRITE, path, Capture(_STDERR_BYTES), data)
 
     async def list(self, path: str = ".") -> list[str]:
         """Names in a folder, sorted; folders, and links to some, end with `/`."""
-        output = Capture(2 * self._limits.disk_bytes)
+        output = Capture(2 * self._place.limits.disk_bytes)
         await self._file(_LIST, path, output, b"")
         entries = output.bytes().decode(errors="replace").split("\0")[:-1]
         return sorted(entry[1:] + "/" * (entry[0] == "d") for entry in entries)
 
     async def _file(self, script: str, path: str, output: Capture, data: bytes) -> None:
+        self._check_open()
         if "\0" in path or not path:
             raise FileNotFoundError(f"{path!r}: no such file")
         command = Command(
@@ -160,8 +162,8 @@ class BubblewrapWorkspace:
             stdin=data,
         )
         stderr = Capture(_STDERR_BYTES)
-        deadline = self._launcher.settings.file_seconds
-        ended = await self._run(command, deadline, output.feed, stderr)
+        deadline = self._place.launcher.settings.file_seconds
+        ended, _ = await self._place.run(Run(command, self._rights, deadline, output.feed, stderr))
         if ended.timed_out:
             raise WorkspaceError(f"{path}: no answer from the guest in {deadline:.0f} s")
         if ended.note:
@@ -169,70 +171,64 @@ class BubblewrapWorkspace:
         if ended.exit_code != 0:
             raise _refusal(path, stderr.text(), ended.exit_code)
 
+    def view(self, rights: Rights) -> BubblewrapWorkspace:
+        """See `Workspace.view`."""
+        return BubblewrapWorkspace(self._place, _both(self._rights, rights), view=True)
+
     async def fork(self) -> BubblewrapWorkspace:
-        """A new workspace with the same files; snapshots stay with this one."""
-        async with self._turn:
-            self._check_open()
-            layer = await _in_thread(self._launcher.new_layer, self.layer)
-        return BubblewrapWorkspace(self._launcher, self._image, self._limits, layer)
+        """See `Workspace.fork`; snapshots stay with this one."""
+        self._check_open()
+        return BubblewrapWorkspace(await self._place.fork(), self._rights)
 
     async def snapshot(self) -> str:
-        """Keep the present files under an id."""
-        async with self._turn:
-            self._check_open()
-            name = secrets.token_hex(8)
-            self._snapshots[name] = await _in_thread(self._launcher.new_layer, self.layer)
-        return name
+        """See `Workspace.snapshot`."""
+        self._check_open()
+        return await self._place.snapshot()
 
     async def restore(self, snapshot: str) -> None:
-        """Back to the files of a snapshot, which stays. Raises KeyError for an unknown id."""
-        async with self._turn:
-            self._check_open()
-            source = self._snapshots[snapshot]
-            layer = await _in_thread(self._launcher.new_layer, source)
-            old, self.layer = self.layer, layer
-            await _in_thread(delete_tree, old)
+        """See `Workspace.restore`."""
+        self._check_open()
+        if self._rights != ALL:
+            raise PermissionError("this view may not change all files of the workspace")
+        await self._place.restore(snapshot)
 
     async def diff(self) -> Diff:
-        """What differs from the image. Raises WorkspaceError if that is more than the disk limit
+        """See `Workspace.diff`. Raises WorkspaceError if that is more than the disk limit
         allows."""
-        async with self._turn:
-            self._check_open()
-            return await _in_thread(
-                diff_layer, self.layer / "upper", self._image.root, self._limits.disk_bytes
-            )
+        self._check_open()
+        diff = await self._place.diff()
+        if not self._rights.hidden:
+            return diff
+        return Diff(
+            {path: data for path, data in diff.files.items() if not self._hides(path)},
+            tuple(path for path in diff.special if not self._hides(path)),
+        )
+
+    def _hides(self, path: str) -> bool:
+        return any(f"{path}/".startswith(f"{hidden}/") for hidden in self._rights.hidden)
 
     async def close(self) -> None:
-        """Kill what runs and delete what was written. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            await uninterrupted(self._delete())
+        """See `Workspace.close`."""
+        self._closed = True
+        if not self._view:
+            await self._place.close()
 
-    async def _delete(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-        async with self._turn:
-            if self._group is not None:
-                await asyncio.to_thread(self._group.remove)
-            for layer in (self.layer, *self._snapshots.values()):
-                await asyncio.to_thread(delete_tree, layer)
+
+def _both(one: Rights, other: Rights) -> Rights:
+    """What both allow. Raises ValueError for a path that is not below the workspace."""
+    hidden = {*one.hidden, *map(_below_root, other.hidden)}
+    return Rights(one.readonly or other.readonly, tuple(sorted(hidden)))
+
+
+def _below_root(path: str) -> str:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith("/") or ".." in parts or "\0" in path or not parts:
+        raise ValueError(f"{path!r}: a hidden path must be relative and inside the workspace")
+    return "/".join(parts)
 
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{WORKSPACE_ROOT}/{path}"
-
-
-async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Work on the disk off the loop. A thread cannot be stopped half way, so being cancelled
-    waits for it. A failing disk is the sandbox's failure."""
-    try:
-        return await uninterrupted(asyncio.to_thread(work, *args, **kwargs))
-    except OSError as error:
-        raise WorkspaceError(f"could not work on a workspace's files: {error}") from error
-
-
-async def _settled(task: asyncio.Task[Ended]) -> None:
-    await asyncio.wait((task,))
 
 
 def _refusal(path: str, message: str, exit_code: int) -> OSError:
