@@ -125,7 +125,8 @@ def test_every_prompt_begins_with_the_last_one_and_its_completion(
         assert prompt[: len(before)] == before
         whole = renderer.expert("ok", data.draw(st.sampled_from([[], [("say", {"text": "x"})]])))
         wild = st.lists(st.integers(0, dialect.tokenizer.get_vocab_size() + 5), max_size=9)
-        sampled = data.draw(wild | st.integers(1, len(whole)).map(lambda end: whole[:end]))
+        cut = whole[: data.draw(st.integers(1, len(whole)))]
+        sampled = data.draw(wild | st.just(cut))
         conversation.commit(prompt, _completion(sampled))
         before = prompt + sampled
         for _ in renderer.parse(sampled).calls:
