@@ -205,6 +205,6 @@ def test_chat_with_the_result(corner: Corner, whole: tuple[Path, str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "final on a copy of" in done.stdout
+    assert f"models/final on {corner.source}" in done.stdout
     assert re.search(r"\[(finished|length|context_full|turn_limit)\]", done.stdout)
     assert {path: path.read_bytes() for path in corner.source.rglob("*.py")} == before

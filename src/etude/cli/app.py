@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import errno
-import signal
 import sqlite3
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from etude.cli import acp_command, session_commands
+from etude.cli.running import run as run_to_end
 from etude.errors import EtudeError
 
 if TYPE_CHECKING:
     from etude.pipeline.recipe import Recipe
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -28,6 +27,8 @@ model_app = typer.Typer(no_args_is_help=True, help="Get models.")
 tasks_app = typer.Typer(no_args_is_help=True, help="Make verified tasks from a repository.")
 app.add_typer(model_app, name="model")
 app.add_typer(tasks_app, name="tasks")
+session_commands.register(app)
+app.command("acp")(acp_command.acp)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -103,7 +104,7 @@ def tasks_make(
     check(source)
     plan = _plan(preset, recipe).with_choices(source=source, seed=seed)
     screen = Silent() if as_json else Screen()
-    result = _run(make_tasks, out, plan, screen)
+    result = run_to_end(make_tasks, out, plan, screen)
     if as_json:
         print_json(result)
     else:
@@ -186,7 +187,7 @@ def practice(
     with opened:
         screen.say(f"run folder: {opened.folder}")
         try:
-            summary = _run(main_job, opened, screen)
+            summary = run_to_end(main_job, opened, screen)
         except KeyboardInterrupt:
             screen.say(f"stopped; go on with `etude practice --resume {opened.folder}`")
             raise
@@ -223,24 +224,6 @@ def report(
             Screen().say(f"report: {page}")
 
 
-@app.command()
-def chat(
-    model: Annotated[str, typer.Option(help="A run folder, model name, folder or hub id.")],
-    folder: Annotated[Path, typer.Option(help="Repository to work on (a copy of it).")] = Path(),
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-) -> None:
-    """Talk to a model in the harness that it practised in; its tools work in a sandbox.
-
-    A trained run gets the tools of its recipe, any other model all of them. The folder is shown
-    copy-on-write: nothing in it changes, and what the agent changed is printed in the end. Example:
-    `etude chat --model runs/toolz-20261130-120000`
-    """
-    from etude.cli.chat import converse
-
-    _run(converse, model, folder, seed, temperature)
-
-
 def _plan(preset: str, recipe: Path | None) -> Recipe:
     """The recipe that was named; the demo's without a name."""
     from etude.pipeline.recipe import Recipe
@@ -248,18 +231,6 @@ def _plan(preset: str, recipe: Path | None) -> Recipe:
     if recipe and preset:
         raise EtudeError("give --recipe or --preset, not both")
     return Recipe.from_toml(recipe) if recipe else Recipe.preset(preset or "demo")
-
-
-def _run(function: Any, *args: Any) -> Any:
-    """Run a coroutine function to its end. SIGTERM ends it as Ctrl-C does, so that sandboxes are
-    closed either way."""
-    import asyncio
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    signal.signal(signal.SIGTERM, interrupt)
-    return asyncio.run(function(*args))
 
 
 def _disk_full(error: OSError | sqlite3.OperationalError) -> bool:
@@ -272,7 +243,7 @@ def _disk_full(error: OSError | sqlite3.OperationalError) -> bool:
 def main() -> None:
     """Entry point. An EtudeError is one sentence on stderr; anything else is a bug."""
     try:
-        app()
+        app(args=session_commands.with_values(sys.argv[1:]))
     except EtudeError as error:
         sys.stderr.write(f"etude: {error}\n")
         sys.exit(error.exit_code)

@@ -7,6 +7,7 @@ needed and closed as a whole.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,6 @@ from etude.inference.settings import EngineSettings
 from etude.machine import state_folder
 from etude.pipeline.recipe import Recipe
 from etude.sandbox.bubblewrap import BubblewrapSandbox
-from etude.sandbox.protocol import Sandbox
 from etude.sandbox.registry import open_sandbox
 
 _MAX_TURNS = 200
@@ -53,6 +53,9 @@ class Bench:
     tools: tuple[AnyTool, ...] | None
     about: dict[str, Any]
     store: SessionStore = field(default_factory=session_store)
+    loading: bool = False
+    """Whether a model is being read, also after nobody waits for it any more: a thread that reads
+    cannot be interrupted."""
     _sandbox: BubblewrapSandbox | None = None
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -61,7 +64,7 @@ class Bench:
         """Of the model."""
         return self.backend.name
 
-    async def sandbox(self) -> Sandbox:
+    async def sandbox(self) -> BubblewrapSandbox:
         """The sandbox, proved by running a guest when first asked for. Raises EtudeError when
         there is none: nothing ever runs without."""
         async with self._opening:
@@ -78,6 +81,18 @@ class Bench:
         fork_turn: int | None = None,
     ) -> LiveSession:
         """A session on this bench. Raises EtudeError."""
+        self.loading = True
+        try:
+            live = await self._open_live(drivers, resume, fork, fork_turn)
+        except Exception:
+            self.loading = False
+            raise
+        self.loading = False
+        return live
+
+    async def _open_live(
+        self, drivers: Drivers, resume: str | None, fork: bool, fork_turn: int | None
+    ) -> LiveSession:
         return await open_live(
             replace(drivers, tools=self.tools),
             self.options,
@@ -117,10 +132,7 @@ def open_bench(choices: Choices) -> tuple[Bench, Target]:
         choices = _as_before(choices, store, target.resume)
         project = usable_project(choices.folder)
     if not choices.model:
-        raise EtudeError(
-            "no model was named; give --model with a run folder, a registered model, a hub id or"
-            " (with --url) a service's model, or set ETUDE_MODEL"
-        )
+        choices = _from_environment(choices)
     backend, tools, settings = _model(choices)
     options = LiveOptions(
         project=project,
@@ -142,6 +154,23 @@ def _target(choices: Choices, store: SessionStore, project: Path) -> Target:
             raise EtudeError(f"--fork takes ID or ID:TURN with a number, not {choices.fork!r}")
         return Target(store.find(name, project), True, int(turn) if turn else None)
     return Target(store.find(choices.resume, project)) if choices.resume else Target()
+
+
+def _from_environment(choices: Choices) -> Choices:
+    """The model that a person has set for all sessions."""
+    model = os.environ.get("ETUDE_MODEL", "")
+    if not model:
+        raise EtudeError(
+            "no model was named; give --model with a run folder, a registered model, a hub id or"
+            " (with --url) a service's model, or set ETUDE_MODEL (and ETUDE_URL);"
+            " `etude --help` lists the commands"
+        )
+    return replace(
+        choices,
+        model=model,
+        url=choices.url or os.environ.get("ETUDE_URL", ""),
+        api_key_env=choices.api_key_env or os.environ.get("ETUDE_API_KEY_ENV", ""),
+    )
 
 
 _REMEMBERED = ("model", "url", "api_key_env", "dialect", "context")

@@ -196,9 +196,7 @@ _COMMANDS = {
     "help": Command("/help", "this list", _help),
     "mode": Command("/mode [MODE]", "what may run unasked: ask, auto, read-only, plan", _mode),
     "effort": Command("/effort [LEVEL]", "how hard to try: low, medium, high", _effort),
-    "undo": Command(
-        "/undo [ID]", "put files back to before the last message", _undo, idle=True
-    ),
+    "undo": Command("/undo [ID]", "put files back to before the last message", _undo, idle=True),
     "diff": Command("/diff [all]", "what the last message (the session) changed", _diff),
     "summarize": Command("/summarize", "go on from a summary", _summarize, idle=True),
     "resume": Command("/resume [ID]", "go on with another session", _resume, idle=True),
