@@ -475,7 +475,8 @@ def test_a_lying_and_an_honest_model_in_a_real_sandbox(
     test = b"import unittest, m\nclass T(unittest.TestCase):\n"
     test += b"    def test_one(self):\n        self.assertEqual(m.one(), 1)\n"
     files = image({"m.py": b"def one():\n    return 2\n", "test_m.py": test})
-    run = ("shell", {"command": "python3 -m unittest 2>&1"})
+    # -B: the edit keeps size and second, by which Python tells that bytecode is an old one.
+    run = ("shell", {"command": "python3 -B -m unittest 2>&1"})
     script.calls(run)
     script.says("I fixed `m.py` and all tests pass.")
     script.calls(("edit", {"path": "m.py", "old": "return 2", "new": "return 1"}), run)

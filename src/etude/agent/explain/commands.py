@@ -96,7 +96,7 @@ _WRAPPER = re.compile(
     | (?:\S*/)?timeout(?:[ ]-\S+)*[ ]\S+
     | (?:\S*/)?(?:uv|poetry|pipenv|pdm|hatch|rye|pixi)[ ]run
     | bundle[ ]exec
-    | (?:\S*/)?python[\d.]*[ ]-m(?=[ ]\S)
+    | (?:\S*/)?python[\d.]*(?:[ ]-[BbEIOqsSuvx]+|[ ]-[WX][ ]?\S+)*[ ]-m(?=[ ]\S)
     | (?:\S*/)?coverage[ ]run(?:[ ]-m)?(?=[ ]\S)
     )[ ]""",
     re.VERBOSE,
