@@ -23,6 +23,7 @@ class TokenPolicy:
         self._engine = engine
         self._renderer = renderer
         self._conversation: Conversation | None = None
+        self._tools: Sequence[ToolSpec] = ()
 
     @property
     def conversation(self) -> Conversation:
@@ -39,6 +40,7 @@ class TokenPolicy:
     def begin(self, system: str, tools: Sequence[ToolSpec]) -> None:
         """See `Policy.begin`."""
         self._conversation = Conversation(self._renderer, system, tools)
+        self._tools = tools
 
     def say(self, text: str) -> None:
         """See `Policy.say`."""
@@ -91,7 +93,7 @@ class TokenPolicy:
                 on_delta(delta)
         conversation.commit(prompt, completion, query=query is not None)
         return Answer(
-            parsed=self._renderer.parse([int(token) for token in completion.ids]),
+            parsed=self._renderer.parse([int(token) for token in completion.ids], self._tools),
             finish=completion.finish,
             prompt_tokens=completion.prompt_tokens,
             cached_tokens=completion.cached_tokens,
