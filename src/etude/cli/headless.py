@@ -17,7 +17,7 @@ from typing import Any
 
 from etude.agent.live import Drivers, LiveSession
 from etude.cli.choices import Choices
-from etude.cli.opening import Bench, Target, open_bench
+from etude.cli.opening import Bench, OpenSession, Target, open_bench, open_session
 from etude.cli.visible import visible
 from etude.errors import EtudeError
 from etude.records import Event, EventKind, StopReason
@@ -118,14 +118,12 @@ async def _run(bench: Bench, target: Target, text: str, form: Form) -> int:
         on_event=lambda event: seen.take("", event),
         on_child_event=seen.take,
     )
+    opened: OpenSession | None = None
     live: LiveSession | None = None
     error = ""
     try:
-        live = await bench.open(
-            drivers, resume=target.resume, fork=target.fork, fork_turn=target.fork_turn
-        )
-        for brought in live.permissions.pending:
-            _warn(f"{brought.kind} of the project are not approved and not used; `etude approve`")
+        opened = await open_session(bench, target, drivers, _warn)
+        live = opened.live
         if form is Form.STREAM:
             _print_line({"type": "session", "id": live.session.session_id, "model": bench.name})
         before = live.session.budget.spent
@@ -138,8 +136,8 @@ async def _run(bench: Bench, target: Target, text: str, form: Form) -> int:
         spent = 0.0 if live is None else live.session.budget.spent - before
         result["cost"] = None if bench.backend.price is None else spent
     finally:
-        if live is not None:
-            await live.close()
+        if opened is not None:
+            await opened.close()
     code = _exit_code(reason, result["denials"])
     _tell(form, result, error)
     return code

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from etude.agent.backend import SCRIPT_PREFIX, Backend, ServiceBackend, local_backend
 from etude.agent.effort import EffortLevel
 from etude.agent.live import Drivers, LiveOptions, LiveSession, open_live, usable_project
+from etude.agent.mcp.servers import ToolServers, open_servers
 from etude.agent.permissions.modes import Mode
 from etude.agent.permissions.settings import read_user_file
 from etude.agent.sessions import SessionStore
@@ -111,6 +112,49 @@ class Bench:
             if self._sandbox is not None:
                 self._sandbox.close()
                 self._sandbox = None
+
+
+@dataclass
+class OpenSession:
+    """A session and the tool servers that it uses; closed together."""
+
+    live: LiveSession
+    servers: ToolServers
+
+    async def close(self) -> None:
+        """Idempotent."""
+        try:
+            await self.live.close()
+        finally:
+            await self.servers.close()
+
+
+async def open_session(
+    bench: Bench, target: Target, drivers: Drivers, say: Callable[[str], None]
+) -> OpenSession:
+    """A session with its tool servers. `say` is told, in sentences, what is not used and why.
+    Raises EtudeError."""
+    servers = await open_servers(bench.options.project, ask=drivers.ask, say=say)
+    try:
+        live = await bench.open(
+            replace(drivers, extra_tools=servers.tools),
+            resume=target.resume,
+            fork=target.fork,
+            fork_turn=target.fork_turn,
+        )
+    except BaseException:
+        await servers.close()
+        raise
+    for complaint in (servers.pending_sentence, *servers.complaints):
+        if complaint:
+            say(complaint)
+    kinds = sorted({brought.kind for brought in live.permissions.pending})
+    if kinds:
+        say(
+            f"This project brings {' and '.join(kinds)} that nobody approved; they do not count"
+            " until `etude approve` was used."
+        )
+    return OpenSession(live, servers)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from etude.agent.live import Drivers
 from etude.cli.choices import Choices
 from etude.cli.lines import Ansi, Line
-from etude.cli.opening import open_bench
+from etude.cli.opening import open_bench, open_session
 from etude.cli.show import Show
 from etude.records import Event, StopReason
 
@@ -32,14 +32,15 @@ async def converse(choices: Choices) -> None:
 
     drivers = Drivers(bench.backend, bench.sandbox, on_event=on_event)
     try:
-        live = await bench.open(
-            drivers, resume=target.resume, fork=target.fork, fork_turn=target.fork_turn
-        )
-        async with live:
+        opened = await open_session(bench, target, drivers, lambda text: write(show.say(text)))
+        live = opened.live
+        try:
             write(show.say(f"{bench.name} on {live.options.project}; an empty line ends"))
             while text := await _line():
                 if await live.prompt(text) is StopReason.FINISHED:
                     write(show.say("[finished]"))  # Any other reason has been shown.
+        finally:
+            await opened.close()
     finally:
         await bench.close()
 

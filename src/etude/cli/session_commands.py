@@ -189,6 +189,28 @@ def export(
     sys.stdout.write(shown.encode("utf-8", "replace").decode())
 
 
+def explain(
+    session: Annotated[str, typer.Argument(help="Id, the beginning of one, or `last`.")],
+    as_json: Json = False,
+) -> None:
+    """Say what was asked and done in a session, and which event shows each claim of its final
+    message.
+
+    Example: `etude explain last`
+    """
+    from etude.agent.explain import explain as explained
+    from etude.cli.history import logged
+    from etude.cli.opening import session_store
+    from etude.cli.screen import print_json
+
+    _, log = logged(session_store(), session)
+    explanation = explained(log.events)
+    if as_json:
+        print_json(explanation.to_json())
+    else:
+        sys.stdout.write(explanation.to_text().encode("utf-8", "replace").decode())
+
+
 def approve(
     ids: Annotated[list[str] | None, typer.Argument(help="What to approve, by id.")] = None,
     folder: Annotated[Path, typer.Option(help="The project.")] = Path(),
@@ -226,5 +248,5 @@ def register(app: typer.Typer) -> None:
     """Add these commands; `etude` without a command opens a session."""
     app.callback(invoke_without_command=True)(talk)
     app.command("chat")(talk)
-    for command in (sessions, export, approve):
+    for command in (sessions, explain, export, approve):
         app.command()(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Coroutine, Sequence
@@ -24,7 +25,7 @@ from etude.records import Event, EventKind
 if TYPE_CHECKING:
     from etude.agent.live import LiveSession
     from etude.agent.permissions import Decision, Question
-    from etude.cli.opening import Bench, Target
+    from etude.cli.opening import Bench, OpenSession, Target
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _REPLAYED = 400
@@ -44,6 +45,7 @@ class Talk:
         self.choices = choices
         self.show = Show()
         self.live: LiveSession | None = None
+        self._opened: OpenSession | None = None
         self.bench: Bench | None = None
         self.completer = TalkCompleter(COMMANDS, choices.folder)
         handlers = Handlers(
@@ -90,10 +92,14 @@ class Talk:
             await asyncio.wait([work], timeout=_CLOSE_SECONDS)
         live = self.live
         await self.close_session()
+        loading = self.bench is not None and self.bench.loading
         if self.bench is not None:
             await self.bench.close()
-        if live is not None and live.session.events:
+        if live is not None and any(e.kind is EventKind.USER for e in live.session.events):
             self.terminal.farewell(f"go on with: etude --resume {live.session.session_id}")
+        if loading:
+            # A model that is being read cannot be interrupted; everything else is closed.
+            os._exit(0)
 
     # Sessions.
 
@@ -128,6 +134,7 @@ class Talk:
 
     async def _open_on(self, bench: Bench, target: Target) -> None:
         from etude.agent.live import Drivers
+        from etude.cli.opening import open_session
 
         self._doing, self._since = f"reading the model {bench.name}", time.monotonic()
         drivers = Drivers(
@@ -139,23 +146,21 @@ class Talk:
             on_delta=self._on_delta,
             on_child_event=self._on_child_event,
         )
-        live = await bench.open(
-            drivers, resume=target.resume, fork=target.fork, fork_turn=target.fork_turn
-        )
+        self.show, told = Show(), list[str]()
+        self._opened = await open_session(bench, target, drivers, told.append)
+        self.live = live = self._opened.live
         self.completer.project = live.options.project
-        self.show = Show()
-        self._replay(live)
-        self.live = live
+        self._replay(live, told)
         self._take_facts()
 
-    def _replay(self, live: LiveSession) -> None:
+    def _replay(self, live: LiveSession, told: Sequence[str]) -> None:
         """The head of a session, and what was said in it before."""
         session = live.session
         head = f"{self.bench.name if self.bench else ''} in {live.options.project}"
         self.say(f"etude · {head}", "bold")
         self.say(f"session {session.session_id} · /help says what there is", "dim")
-        for brought in live.permissions.pending:
-            self.say(f"not approved, so not used: {brought.kind}; see `etude approve`", "yellow")
+        for sentence in told:
+            self.say(sentence, "yellow")
         old: list[Line] = []
         for event in session.events:
             old += self.show.event(event)
@@ -165,9 +170,9 @@ class Talk:
 
     async def close_session(self) -> None:
         """Close the open session, if any."""
-        live, self.live = self.live, None
-        if live is not None:
-            await live.close()
+        opened, self._opened, self.live = self._opened, None, None
+        if opened is not None:
+            await opened.close()
 
     async def _pick(self, choices: Choices) -> str:
         """Let the person choose among the sessions of the folder. Raises EtudeError."""
