@@ -22,8 +22,6 @@ _ARGUMENTS = frozenset({"word", "number", "string", "raw_string", "concatenation
 _STRUCTURE = frozenset({"program", "list", "pipeline", "redirected_statement", "command"})
 _JOINTS = frozenset({"&&", "||", ";", "\n", "|"})
 _OPAQUE = frozenset({"declaration_command", "unset_command", "test_command"})
-_GAP = re.compile(r"(?:[ \t]|\\\n)*")
-_BREAKS = re.compile(r"(?:[ \t\n]|\\\n)*")
 
 
 @dataclass(frozen=True)
@@ -186,25 +184,29 @@ def _command(source: bytes, node: Node, piped: bool) -> Simple:
 
 
 def _check_gaps(source: bytes, node: Node) -> None:
-    """Between the parts there must be only what bash too takes for a separator: the parser's idea
-    of white space is wider than the shell's."""
+    """Between the parts there must be exactly what bash takes for a separator: the parser's idea
+    of white space is wider, and it may see two words where bash sees one."""
+    outer = node.type in ("program", "list", "pipeline")
+    previous: Node | None = None
     at = node.start_byte
     for child in node.children:
-        gap = source[at : child.start_byte].decode("utf-8", "replace")
-        # Separators of a program may be swallowed by the parser (an empty line).
-        allowed = _BREAKS if node.type in ("program", "list", "pipeline") else _GAP
-        # A line that goes on joins what stands around it: `a\\<newline>b` is one word.
-        joins = "\\\n" in gap and not re.search(r"[ \t]", gap)
-        if joins or not allowed.fullmatch(gap):
-            raise _NotPlain("white space that only the parser takes for such")
-        at = child.end_byte
-    rest = source[at : node.end_byte].decode("utf-8", "replace")
-    if node.children and not _BREAKS.fullmatch(rest):
-        raise _NotPlain("text behind the command")
+        gap = source[at : child.start_byte].decode("utf-8", "replace").replace("\\\n", "")
+        if previous is None:
+            parted = True
+        elif outer:
+            parted = not (previous.is_named and child.is_named) or "\n" in gap
+        else:
+            # `a>f`, but in `2>f` the number belongs to the redirection.
+            redirects = _text(source, child)[:1] in (">", "<", "&")
+            parted = gap != "" or (redirects and not _text(source, previous)[-1:].isdigit())
+        if not parted or gap.strip(" \t\n" if outer else " \t"):
+            raise _NotPlain("something that the parser and the shell may read differently")
+        previous, at = child, child.end_byte
+    around = [source[at : node.end_byte]]
     if node.type == "program":
-        outside = source[: node.start_byte] + source[node.end_byte :]
-        if not _BREAKS.fullmatch(outside.decode("utf-8", "replace")):
-            raise _NotPlain("text around the command")
+        around += [source[: node.start_byte], source[node.end_byte :]]
+    if any(re.sub(rb"\\\n", b"", text).strip(b" \t\n") for text in around):
+        raise _NotPlain("text around the command")
 
 
 def _check_redirect(source: bytes, node: Node) -> None:
