@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Path:
 
 def stdio(*args: str, name: str = "test", **more: Any) -> ServerDefinition:
     settings = ServerSettings(command=sys.executable, args=args, **more)
-    return ServerDefinition(name, Origin.EDITOR, settings)
+    return ServerDefinition(name, Origin.USER, settings)
 
 
 async def call(servers: ToolServers, name: str, deadline: float = 10, **args: Any) -> ToolResult:
@@ -419,6 +419,20 @@ def test_a_link_for_a_settings_file_is_not_followed(project: Path, tmp_path: Pat
     (project / ".mcp.json").symlink_to(outside)
     found = read_definitions(project)
     assert found.servers == () and len(found.complaints) == 1
+
+
+def test_folders_where_files_are_looked_for(project: Path) -> None:
+    """A folder for the definitions' file; a folder among a command's arguments."""
+    (project / ".mcp.json").mkdir()
+    assert len(read_definitions(project).complaints) == 1
+    (project / ".mcp.json").rmdir()
+    (project / "src").mkdir()
+    table = {"command": "serve", "args": [".", "src", "--root=.mcp.json"]}
+    project_file(project, "json", table)
+    (brought,) = brought_servers(project)
+    assert list(brought.content["files"]) == [".mcp.json"]
+    (project / ".etude" / "settings.toml").mkdir(parents=True)
+    assert "no file" in read_definitions(project).complaints[0]
 
 
 def test_a_wrong_file_of_the_persons_own_is_an_error(project: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.agent.mcp.definitions import ServerDefinition, clean_server_name, expanded
+from etude.agent.mcp.definitions import Origin, ServerDefinition, clean_server_name, expanded
 from etude.agent.mcp.elicit import AskPerson, ask_form
 from etude.agent.mcp.results import told
 from etude.agent.tools import ErrorClass, ToolResult
@@ -291,11 +291,11 @@ class ServerConnection:
             import httpx2
             from mcp.client.streamable_http import streamable_http_client
 
-            headers = {key: expanded(value) for key, value in settings.headers.items()}
+            headers = {key: self._value(text) for key, text in settings.headers.items()}
             timeout = httpx2.Timeout(30, read=300)
             http = httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=True)
             await stack.enter_async_context(http)
-            return streamable_http_client(expanded(str(settings.url)), http_client=http)
+            return streamable_http_client(self._value(str(settings.url)), http_client=http)
         from mcp import StdioServerParameters
         from mcp.client.stdio import stdio_client
 
@@ -303,18 +303,22 @@ class ServerConnection:
         command = [settings.command, *settings.args]
         parameters = StdioServerParameters(
             command=sys.executable,
-            args=["-I", "-S", str(_GUARD), str(os.getpid()), *(expanded(w) for w in command)],
-            env={key: expanded(value) for key, value in settings.env.items()},
+            args=["-I", "-S", str(_GUARD), str(os.getpid()), *map(self._value, command)],
+            env={key: self._value(text) for key, text in settings.env.items()},
             cwd=self._folder(),
             encoding_error_handler="replace",
         )
         return stdio_client(parameters, errlog=log)
 
+    def _value(self, text: str) -> str:
+        """Variables replaced; an editor gives values that are ready."""
+        return text if self._definition.origin is Origin.EDITOR else expanded(text)
+
     def _folder(self) -> Path:
         settings = self._definition.settings
         if settings.cwd is not None:
-            return self._around.project / Path(expanded(settings.cwd)).expanduser()
-        if self._definition.origin == "project":
+            return self._around.project / Path(self._value(settings.cwd)).expanduser()
+        if self._definition.origin is Origin.PROJECT:
             return self._around.project
         self._around.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._around.home

@@ -166,11 +166,13 @@ def _from_json(project: Path) -> Mapping[str, Any]:
         return {}
     except OSError as error:
         raise EtudeError(f"{path} cannot be read ({error.strerror}).") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
             raise EtudeError(f"{path} is no file of at most 1 MiB.")
-        data = file.read(_MAX_BYTES)
+        data = os.read(descriptor, _MAX_BYTES)
+    finally:
+        os.close(descriptor)
     try:
         table = json.loads(data)["mcpServers"]
         # Other programs write how a server is reached into the same file.

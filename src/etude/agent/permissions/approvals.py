@@ -67,10 +67,11 @@ def _digest(path: Path) -> str | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None  # No file that this person could run.
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):  # Python would not open a folder.
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return None
         if status.st_size > _LARGEST:
             raise EtudeError(f"{path} is too large to be approved as part of a command.")
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -120,10 +120,11 @@ def _read(path: Path, *, follow: bool) -> Mapping[str, Any]:
         return {}
     except OSError as error:
         raise EtudeError(f"The settings {path} cannot be read ({error.strerror}).") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+        os.close(descriptor)
+        raise EtudeError(f"The settings {path} are no file of at most 1 MiB.")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-            raise EtudeError(f"The settings {path} are no file of at most 1 MiB.")
         data = file.read(_LARGEST)
     return _parsed(path, data.decode("utf-8", "replace"))
 
