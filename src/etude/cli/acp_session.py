@@ -107,9 +107,15 @@ class EditorSession:
             {"sessionUpdate": "available_commands_update", "availableCommands": commands}
         )
         servers = self._servers
-        for sentence in () if servers is None else (*servers.complaints, servers.pending_sentence):
-            if sentence:
-                self.say(sentence)
+        for complaint in () if servers is None else servers.complaints:
+            self.say(complaint)
+        pending = [*self.live.permissions.pending, *(servers.pending if servers else ())]
+        if pending:
+            kinds = ", ".join(sorted({brought.kind for brought in pending}))
+            self.say(
+                f"This project brings what nobody approved ({kinds}); it does not count until"
+                " `etude approve` was used."
+            )
 
     async def replay(self) -> None:
         """Show all that happened so far."""

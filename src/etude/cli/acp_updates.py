@@ -120,11 +120,13 @@ def read_text(project: Path, path: Path) -> str | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _SHOWN_FILE:
             return None
-        return file.read(_SHOWN_FILE).decode("utf-8", "replace")
+        return os.read(descriptor, _SHOWN_FILE).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
 
 
 class Reporter:
@@ -138,8 +140,9 @@ class Reporter:
         self._texts: dict[Path, str | None] = {}
 
     def open_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether this very call waits for its result."""
-        return self._calls.get(call_id) == (name, dict(arguments))
+        """Whether this very call waits for its result; `arguments` with defaults filled in."""
+        known, said = self._calls.get(call_id, ("", {}))
+        return known == name and all(arguments.get(key) == value for key, value in said.items())
 
     def updates(self, event: Event, prefix: str = "") -> Iterator[Update]:
         """Of one event, the model's words left out. `prefix` makes the ids of a sub-agent's
