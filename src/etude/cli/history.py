@@ -76,8 +76,8 @@ def _is_child(info: SessionInfo) -> bool:
 
 
 def logged(store: SessionStore, name: str) -> tuple[str, LoggedSession]:
-    """A session by its id, the beginning of one, or `last`. Raises EtudeError."""
-    session_id = store.find(name)
+    """A session by its id, the beginning of one, or `last` (of this folder). Raises EtudeError."""
+    session_id = store.find(name, Path.cwd())
     return session_id, read_log(store.path(session_id))
 
 

@@ -55,8 +55,10 @@ _STYLE = Style.from_dict(
 
 @dataclass
 class Handlers:
-    """What the terminal calls. `live` gives the lines above the input for a width and a height,
-    `status` the line below it, `working` whether something runs, so that time passes on screen."""
+    """What the terminal calls. `live` gives the lines above the input for a width and a height, at
+    least one: where the region shrank, what has scrolled away could not be had back. `status`
+    gives the line below the input, `working` whether something runs, so that time passes on
+    screen."""
 
     submit: Callable[[str], None]
     interrupt: Callable[[], bool]
@@ -220,7 +222,7 @@ class Terminal:
     def _live(self) -> ANSI:
         size = self._output.get_size()
         live = self._handlers.live(size.columns, size.rows)
-        return ANSI("\n".join(self._ansi.encode([line(), *live])))
+        return ANSI("\n".join(self._ansi.encode(live)))
 
     def _offered(self) -> StyleAndTextTuples:
         state = self.input.complete_state
