@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etude import __version__
+import etude
 from etude.agent.export.recording import Recording, TurnTokens
 from etude.inference.prices import Price
 from etude.records import Event, EventKind
@@ -36,7 +36,7 @@ def to_atif(
     for event in recording.events:
         builder.add(event)
     model = model or _text(recording.facts.get("model"))
-    agent: dict[str, Any] = {"name": "etude", "version": __version__}
+    agent: dict[str, Any] = {"name": "etude", "version": etude.__version__}
     if model:
         agent["model_name"] = model
     if builder.tools:
