@@ -132,12 +132,13 @@ def is_prose(path: str) -> bool:
 
 
 def _names(files: Sequence[FileChange]) -> Iterator[str]:
-    """The changed functions and classes of Python outside tests, by their own names."""
+    """The changed functions and classes of Python outside tests, by their own names. Tests reach
+    private ones by others, so those are left out."""
     for file in files:
         if file.python and not is_test(file.path):
             for function in file.functions:
                 name = function.rpartition(".")[2]
-                if len(name) > 2 and not name.startswith("__") and name.isidentifier():
+                if len(name) > 2 and not name.startswith("_") and name.isidentifier():
                     yield name
 
 
