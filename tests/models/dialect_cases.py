@@ -1,6 +1,7 @@
 """Every dialect over a small tokenizer of its own, and text that tries to break out of it."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from etude.models.dialects.base import Dialect
+from etude.models.dialects.chatml import ChatML
 from etude.models.dialects.deepseek import DeepSeekRenderer, DeepSeekV3Renderer
 from etude.models.dialects.glm import GlmRenderer
 from etude.models.dialects.harmony import HarmonyRenderer
@@ -21,7 +23,6 @@ from etude.models.tiny import train_tokenizer
 _RESULT = ("<tool_response>", "</tool_response>")
 _THINK = ("<think>", "</think>")
 _CALL = ("<tool_call>", "</tool_call>")
-_CHATML = ("<|im_start|>", "<|im_end|>")
 # Dialect, tokens that the family's tokenizers have beside those that the dialect needs.
 _ALL: dict[str, tuple[type[Dialect], tuple[str, ...]]] = {
     "hermes in letters": (HermesRenderer, ()),
@@ -47,8 +48,8 @@ class Case:
     """A dialect and its tokenizer with all tokens, which reads markers in a text as tokens."""
 
     name: str
-    renderer: Dialect
-    tokenizer: Tokenizer
+    renderer: Dialect = field(repr=False)
+    tokenizer: Tokenizer = field(repr=False)
 
     def sampled(self, text: str) -> list[int]:
         """The ids of a text in which every marker is meant."""
@@ -69,7 +70,11 @@ def _trained() -> str:
 def family_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a family's models, small."""
     speaks, more = _ALL[name]
-    tokenizer = Tokenizer.from_str(_trained())
+    description = json.loads(_trained())
+    if not issubclass(speaks, ChatML):
+        kept = [t for t in description["added_tokens"] if t["content"] not in ChatML.needs]
+        description["added_tokens"] = kept
+    tokenizer = Tokenizer.from_str(json.dumps(description))
     tokenizer.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t in (*speaks.needs, *more)]
     )

@@ -153,7 +153,7 @@ _PIECES = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_tokens_are_parsed_and_streamed_alike(dialect: Case, data: st.DataObject) -> None:
     """Markers as tokens in any order, then anything; the stream shows what `parse` says."""

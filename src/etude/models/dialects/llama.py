@@ -101,12 +101,15 @@ class LlamaRenderer(Dialect):
         return _BareCutter()
 
     def _calls(self, pieces: Sequence[Piece], tools: Sequence[ToolSpec]) -> tuple[ToolCall, ...]:
-        text = text_of([piece for piece in pieces if piece.marker != _CALLS])
+        text = text_of(pieces)
         calls: list[ToolCall] = []
         position = 0
         while (position := _after(text, position, " \t\r\n;")) < len(text):
-            call, position = _one_call(text, position)
-            calls.append(call)
+            if text.startswith(_CALLS, position):
+                position += len(_CALLS)
+            else:
+                call, position = _one_call(text, position)
+                calls.append(call)
         return tuple(calls)
 
 
@@ -154,7 +157,7 @@ def _is_call(text: str) -> bool:
         return True
     named = isinstance(value, dict) and "name" in value
     complete = "parameters" in value or "arguments" in value if named else False
-    return complete and _next(text, end) in ("", ";")
+    return complete and _may_follow(text, end)
 
 
 def _after(text: str, position: int, blanks: str) -> int:
@@ -164,10 +167,10 @@ def _after(text: str, position: int, blanks: str) -> int:
     return position
 
 
-def _next(text: str, position: int) -> str:
-    """The next character that is not blank; "" at the end."""
+def _may_follow(text: str, position: int) -> bool:
+    """Whether a call may end at `position`: there the turn ends or another call is announced."""
     position = _after(text, position, " \t\r\n")
-    return text[position : position + 1]
+    return position == len(text) or text.startswith((";", _CALLS), position)
 
 
 def _one_call(text: str, start: int) -> tuple[ToolCall, int]:
@@ -184,7 +187,7 @@ def _one_call(text: str, start: int) -> tuple[ToolCall, int]:
         error = 'the call is not an object with a "name"'
     elif error is None and not isinstance(arguments, dict):
         error = 'the call has no "parameters" that are a JSON object'
-    elif error is None and _next(text, end) not in ("", ";"):
+    elif error is None and not _may_follow(text, end):
         error, end = "there is text after the call", len(text)
     sound = isinstance(name, str) and not too_deep(name) and encodable(name)
     known = cast(dict[str, Any], arguments) if error is None else {}
