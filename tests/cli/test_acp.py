@@ -283,6 +283,19 @@ def test_modes_and_commands(tmp_path: Path, project: Path) -> None:
     asyncio.run(run())
 
 
+def test_an_answer_that_was_cut_says_so(tmp_path: Path, project: Path) -> None:
+    model = script(tmp_path / "m.json", ("word " * 90, ()))
+
+    async def run() -> None:
+        async with started(tmp_path, model, "--tokens", "5") as (editor, agent, _):
+            made = await agent.new_session(cwd=str(project), mcp_servers=[])
+            answer = await agent.prompt(session_id=made.session_id, prompt=[text_block("go")])
+            assert answer.stop_reason == "max_tokens"
+            assert "at the budget's end" in editor.said()
+
+    asyncio.run(run())
+
+
 def test_what_an_editor_gets_wrong(tmp_path: Path, project: Path) -> None:
     async def run() -> None:
         async with started(tmp_path, "script:/no/such/file") as (_, agent, _):

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from acp.helpers import (
@@ -16,13 +16,15 @@ from acp.helpers import (
     text_block,
 )
 from acp.schema import SessionNotification
+from acp.schema import StopReason as StopReasons
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.cli.acp_content import message_text
 from etude.cli.acp_outbox import Outbox
+from etude.cli.acp_session import STOPS
 from etude.cli.acp_updates import Reporter, fenced, host_path, read_text, replayed
-from etude.records import Event, EventKind
+from etude.records import Event, EventKind, StopReason
 
 PROJECT = Path("/home/me/project")
 
@@ -150,6 +152,12 @@ def test_whatever_a_model_calls_the_update_is_valid(
         said = note.update.model_dump(by_alias=True, exclude_none=True)
         assert said["sessionUpdate"] == update["sessionUpdate"]
         assert len(said.get("content", [])) == len(update.get("content", []))
+
+
+def test_every_stop_has_a_reason_of_the_protocols() -> None:
+    known = get_args(StopReasons)
+    assert set(STOPS) == set(StopReason) - {StopReason.ERROR}
+    assert set(STOPS.values()) <= set(known)
 
 
 def test_words_are_joined_in_order_and_an_editor_that_left_is_no_error() -> None:

@@ -37,7 +37,7 @@ COMMANDS = {
     "cost": ("Say what this session took so far.", ""),
 }
 LATER = "(The person will answer in the next message: end your turn with the question.)"
-_STOPS = {
+STOPS = {
     StopReason.FINISHED: "end_turn",
     StopReason.REPEATED_CALL: "end_turn",
     StopReason.LENGTH: "max_tokens",
@@ -170,7 +170,7 @@ class EditorSession:
             self.say(f"[stopped: {detail or stop.value}]")
         await self._report_usage()
         await self._outbox.flush()
-        return _STOPS[stop]
+        return STOPS[stop]
 
     async def cancel(self) -> None:
         """End the work on the present message, if there is any."""
