@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +324,65 @@ def test_a_real_server_over_http(project: Path) -> None:
                 assert servers.tools == () and "cannot be used" in servers.complaints[0]
 
     asyncio.run(run())
+
+
+class Forgetful(BaseHTTPRequestHandler):
+    """An older server over HTTP that forgets its sessions when told to."""
+
+    session = "one"
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        method, number = message["method"], message.get("id")
+        given = self.headers.get("Mcp-Session-Id")
+        result: dict[str, Any] = {"content": [{"type": "text", "text": f"from {self.session}"}]}
+        if method == "initialize":
+            info = {"name": "forgetful", "version": "1"}
+            result = {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": info,
+            }
+        elif given != self.session:
+            self.send_error(404 if given else 400)
+            return
+        elif method == "tools/list":
+            result = {"tools": [{"name": "poke", "inputSchema": {"type": "object"}}]}
+        body = json.dumps({"jsonrpc": "2.0", "id": number, "result": result}).encode()
+        self.send_response(202 if number is None else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Mcp-Session-Id", self.session)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    do_DELETE = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_server_that_forgot_the_session_gets_a_new_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(url: str) -> None:
+        server = ServerDefinition("web", Origin.USER, ServerSettings(url=url))
+        async with await open_servers(project, given=[server]) as servers:
+            assert (await call(servers, "mcp__web__poke")).text.endswith("from one")
+            monkeypatch.setattr(Forgetful, "session", "two")
+            lost = await call(servers, "mcp__web__poke")
+            assert lost.error_class is ErrorClass.SERVER
+            assert (await call(servers, "mcp__web__poke")).text.endswith("from two")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forgetful) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            asyncio.run(run(f"http://127.0.0.1:{http.server_port}/mcp"))
+        finally:
+            http.shutdown()
 
 
 def project_file(project: Path, kind: str, table: dict[str, Any]) -> None:

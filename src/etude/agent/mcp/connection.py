@@ -129,14 +129,17 @@ class ServerConnection:
         self, tool: str, arguments: Mapping[str, Any], work: asyncio.Task[None] | None
     ) -> ToolResult:
         from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED
+        from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
         from pydantic import ValidationError
 
         assert self._client is not None
         try:
             result = await self._client.call_tool(tool, dict(arguments))
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED or work is None or work.done():
+            over = error.code == CONNECTION_CLOSED or work is None or work.done()
+            # A web server that was started again knows nothing of our session with it.
+            forgotten = error.code == INVALID_REQUEST and self._definition.settings.url is not None
+            if over or forgotten:
                 await self._failed(work)
                 return self._error(
                     "ended before it answered; the next call starts it again" + self._last_words()
