@@ -54,21 +54,29 @@ _EXIT_OF = {
 
 @dataclass
 class _Seen:
-    """What happened since the message, sub-agents included."""
+    """What happened in this run, sub-agents included."""
 
-    stream: bool = False
+    streams: bool = False
     events: list[tuple[str, Event]] = field(default_factory=list[tuple[str, Event]])
-    recording: bool = False
 
     def take(self, session_id: str, event: Event) -> None:
         """An event of a session (`''`: the person's own)."""
-        if not self.recording:
-            return
         self.events.append((session_id, event))
-        if self.stream:
-            who = {"session": session_id} if session_id else {}
-            told = {"type": event.kind.value, **who, "turn": event.turn}
-            _print_line({**told, "data": dict(event.data)})
+        if self.streams:
+            self._print(session_id, event)
+
+    def stream(self, live: LiveSession, model: str) -> None:
+        """From now on each event is printed, after those that there are."""
+        _print_line({"type": "session", "id": live.session.session_id, "model": model})
+        for session_id, event in self.events:
+            self._print(session_id, event)
+        self.streams = True
+
+    @staticmethod
+    def _print(session_id: str, event: Event) -> None:
+        who = {"session": session_id} if session_id else {}
+        told = {"type": event.kind.value, **who, "turn": event.turn}
+        _print_line({**told, "data": dict(event.data)})
 
 
 async def headless(choices: Choices, prompt: str, form: Form) -> int:
@@ -111,7 +119,7 @@ def _cancel_on_signals(work: asyncio.Future[int]) -> None:
 
 async def _run(bench: Bench, target: Target, text: str, form: Form) -> int:
     """The session of a headless run, whatever ends it."""
-    seen = _Seen(stream=form is Form.STREAM)
+    seen = _Seen()
     drivers = Drivers(
         backend=bench.backend,
         open_sandbox=bench.sandbox,
@@ -125,9 +133,8 @@ async def _run(bench: Bench, target: Target, text: str, form: Form) -> int:
         opened = await open_session(bench, target, drivers, _warn)
         live = opened.live
         if form is Form.STREAM:
-            _print_line({"type": "session", "id": live.session.session_id, "model": bench.name})
+            seen.stream(live, bench.name)
         before = live.session.budget.spent
-        seen.recording = True
         reason = await _prompt(live, text)
     except EtudeError as fault:
         error, reason, before = str(fault), StopReason.ERROR, 0.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import Completer
+from prompt_toolkit.completion import CompleteEvent, Completer
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
@@ -87,6 +87,7 @@ class Terminal:
 
     def __init__(self, handlers: Handlers, completer: Completer, history: Path | None) -> None:
         self._handlers = handlers
+        self._completer = completer
         self._ansi = Ansi(colour=True)
         self._kept: list[Line] = []
         self._pending: list[Line] = []
@@ -322,7 +323,12 @@ class Terminal:
     def _complete(self, event: KeyPressEvent) -> None:
         if self.input.complete_state is not None:
             self.input.complete_next()
-        else:
+            return
+        asked = CompleteEvent(completion_requested=True)
+        found = list(self._completer.get_completions(self.input.document, asked))
+        if len(found) == 1:
+            self.input.apply_completion(found[0])
+        elif found:
             self.input.start_completion(select_first=True)
 
     def _end_of_input(self, event: KeyPressEvent) -> None:
