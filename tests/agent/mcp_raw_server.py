@@ -71,6 +71,7 @@ if MODE == "garbage":
     sys.stdout.write("hello, this is no protocol\n\x1b[31m{]\n")
     sys.stdout.flush()
 
+waiting = None
 for line in sys.stdin:
     message = json.loads(line)
     method, number = message.get("method"), message.get("id")
@@ -89,6 +90,19 @@ for line in sys.stdin:
         if MODE == "fragile" and count < 4:
             os._exit(1)
         text = {"type": "text", "text": f"poked {os.getpid()}"}
+        if MODE == "question":
+            waiting = number
+            form = {
+                "type": "object",
+                "properties": {
+                    "colour": {"type": "string", "enum": ["red", "blue"], "default": "red"},
+                    "count": {"type": "integer"},
+                },
+                "required": ["count"],
+            }
+            asked = {"message": "Which colour?", "requestedSchema": form}
+            send(id="question", method="elicitation/create", params=asked)
+            continue
         if MODE == "links":
             text = {
                 "type": "resource",
@@ -99,5 +113,12 @@ for line in sys.stdin:
                 },
             }
         send(id=number, result={"content": [text], "isError": MODE == "error"})
+    elif number == "question":
+        answer = json.dumps(message.get("result", message.get("error")))
+        failed = "error" in message
+        send(
+            id=waiting,
+            result={"content": [{"type": "text", "text": answer}], "isError": failed},
+        )
     elif number is not None:
         send(id=number, error={"code": -32601, "message": "unknown"})

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,41 @@ def test_a_slow_call_is_cut_and_cancel_leaves_the_server_usable(project: Path) -
             with pytest.raises(asyncio.CancelledError):
                 await work
             assert (await call(servers, "mcp__test__echo", text="still there")).error_class is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (["answer", "", "7"], {"action": "accept", "content": {"colour": "red", "count": 7}}),
+        (["answer", "blue", "7"], {"action": "accept", "content": {"colour": "blue", "count": 7}}),
+        (["answer", "green", "7"], {"action": "decline"}),
+        (["answer", "", "seven"], {"action": "decline"}),
+        (["answer", "", ""], {"action": "decline"}),
+        (["decline"], {"action": "decline"}),
+    ],
+)
+def test_a_servers_question_to_the_person(project: Path, answers: list[str], said: Any) -> None:
+    """While the person thinks, the deadline of the call stands still."""
+    left = iter(answers)
+    asked: list[str] = []
+
+    async def ask(question: str, options: Sequence[str]) -> str:
+        asked.append(question)
+        if len(asked) == 1:
+            await asyncio.sleep(0.8)
+        return next(left)
+
+    async def run() -> None:
+        server = stdio(RAW_SERVER, "question")
+        async with await open_servers(project, given=[server], ask=ask) as servers:
+            told = await call(servers, "mcp__test__poke", deadline=0.5)
+            assert json.loads(told.text.split("\n", 1)[1]) == said
+            assert "The tool server test asks: Which colour?" in asked[0]
+        async with await open_servers(project, given=[server]) as servers:
+            told = await call(servers, "mcp__test__poke")
+            assert told.error_class is ErrorClass.SERVER, "nobody is there to ask"
 
     asyncio.run(run())
 
