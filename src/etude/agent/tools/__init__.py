@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from etude.agent.tools.ask import Ask, AskPerson
 from etude.agent.tools.edit import Edit
+from etude.agent.tools.embedding import embedding_model
 from etude.agent.tools.finish import Finish
 from etude.agent.tools.glob import Glob
 from etude.agent.tools.grep import Grep
 from etude.agent.tools.job import JobTool
 from etude.agent.tools.programs import tool_mounts, with_tools
 from etude.agent.tools.read import Read
+from etude.agent.tools.semantic_search import SemanticSearch
 from etude.agent.tools.shell import SessionShell, Shell
 from etude.agent.tools.task import Task
 from etude.agent.tools.todo import TodoList
@@ -32,10 +34,12 @@ def session_tools(
     *, ask: AskPerson | None = None, allow_hosts: Sequence[str] = ()
 ) -> tuple[AnyTool, ...]:
     """What a person's session gets. `ask` puts a question to the person (None: nobody is there),
-    `allow_hosts` may be fetched from (none: there is no `web_fetch`). Raises EtudeError for an
-    entry that is no host."""
+    `allow_hosts` may be fetched from (none: there is no `web_fetch`). `semantic_search` is there
+    with the extra `search`. Raises EtudeError for an entry that is no host."""
     talk = (TodoList(), Task(), Ask(ask), Finish())
     tools: list[AnyTool] = [*_FILES, SessionShell(), JobTool(), *talk]
+    if embedding_model() is not None:
+        tools.insert(len(_FILES), SemanticSearch())
     if allow_hosts:
         from etude.agent.tools.web_fetch import WebFetch, fetch_settings
 

@@ -28,7 +28,7 @@ _START = re.compile(
 _CLASS = re.compile(r"(?:class|impl|struct|interface|trait)\b.*")
 
 _LISTED = """
-mkdir -p "$2" && "$1" --files --null --sort=path $3 | xargs -0 -r stat --printf '%s %.Y %n\\0' \
+mkdir -p "$2" && "$1" --files --null --sort=path $3 | xargs -0 -r stat --printf '%s %.Y %n\\0' -- \
   > "$2/files.txt"
 """
 _READ = 'tar -C /workspace -cf "$1/files.tar" --null --verbatim-files-from -T -'

