@@ -337,7 +337,8 @@ class Permissions:
             Effect.WRITE,
         ):
             return ()
-        written = guest_path(request.subject)
+        # Two slashes at the start are one to the guest, but not to `normpath`.
+        written = "/" + guest_path(request.subject).lstrip("/")
         inside = posixpath.relpath(written, WORKSPACE_ROOT)
         if inside == ".." or inside.startswith("../"):
             return (written,)

@@ -205,12 +205,11 @@ class PathRule(Rule):
         """Whether the pattern names this path or a folder above it. `folder/**` names the folder
         itself too: what is denied there shall not be listed either."""
         regex = path_regex(self.pattern.removesuffix("/**") or "/")
-        while True:
+        while path not in ("/", "//", "", WORKSPACE_ROOT):
             if regex.fullmatch(path):
                 return True
-            if path in ("/", WORKSPACE_ROOT):
-                return False
             path = posixpath.dirname(path)
+        return regex.fullmatch(path) is not None
 
 
 @dataclass(frozen=True)
