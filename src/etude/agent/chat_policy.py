@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from etude.agent.chat_messages import ChatMessages, Message, estimate
 from etude.agent.policy import Answer, Exchange, OnDelta, TurnLimits
 from etude.errors import EtudeError
-from etude.inference.openai_client import ChatClient
 from etude.inference.openai_client_settings import ChatServiceSettings
 from etude.inference.openai_stream import OnPiece, PieceKind, Reply, ReplyCall, ReplyUsage
 from etude.inference.prices import PriceTable, read_prices
@@ -18,6 +17,9 @@ from etude.inference.protocol import Finish
 from etude.models.renderer import ParsedTurn, ToolCall, ToolSpec
 from etude.models.stream import Delta
 from etude.records import Event, EventKind, Segment
+
+if TYPE_CHECKING:
+    from etude.inference.openai_client import ChatClient
 
 _CUT = frozenset({"length", "max_tokens", "model_length"})
 _BROKEN = frozenset({"error", "abort", "aborted", "cancelled", "canceled"})
@@ -44,8 +46,11 @@ class ChatPolicy:
                 f"The context length of {settings.model} is not known; set context_length, or add"
                 " the model to your prices.toml."
             )
+        # The HTTP library is only loaded by who speaks to a service.
+        from etude.inference.openai_client import ChatClient
+
         self._settings = settings
-        self._client = ChatClient(settings)
+        self._client: ChatClient = ChatClient(settings)
         self._context_length = length
         self._messages: ChatMessages | None = None
 
