@@ -31,12 +31,15 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Folder:
-    """What one folder held when it was read."""
+    """What one folder held when it was read; `named` are the paths that the rules name."""
 
     changed_ns: int
     read_ns: int
     entries: tuple[_Entry, ...]
     inodes: frozenset[int]
+    named: tuple[str, ...]
+    inner: tuple[str, ...]
+    """Paths of the folders to go on with."""
 
 
 class HiddenFiles:
@@ -46,7 +49,7 @@ class HiddenFiles:
         self._root = project
         names = [(rule, fixed_path(rule.pattern.removesuffix("/**"))) for rule in rules]
         self._fixed = [path for _, path in names if path is not None]
-        self._open = [rule for rule, path in names if path is None]
+        self._open = [rule.regex for rule, path in names if path is None]
         self._known: dict[str, _Folder] = {}
         self._seen: dict[int, tuple[int, int]] = {}
         """Inode numbers of all that was ever hidden, with size and time of change: numbers of
@@ -82,12 +85,9 @@ class HiddenFiles:
             if read is None:
                 continue
             known[folder] = read
-            for entry in read.entries:
-                path = _join(folder, entry.name)
-                if any(rule.holds(f"{WORKSPACE_ROOT}/{path}") for rule in self._open):
-                    self._hide(path, found)
-                if entry.folder and path not in found and entry.name not in _NOT_WALKED:
-                    waiting.append(path)
+            for path in read.named:
+                self._hide(path, found)
+            waiting.extend(path for path in read.inner if path not in found)
             yield folder, read
         self._known = known
 
@@ -111,7 +111,19 @@ class HiddenFiles:
                 )
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return _Folder(changed, now, entries, frozenset(entry.inode for entry in entries))
+        paths = [(_join(folder, entry.name), entry) for entry in entries]
+        return _Folder(
+            changed,
+            now,
+            entries,
+            frozenset(entry.inode for entry in entries),
+            tuple(path for path, _ in paths if self._names(path)),
+            tuple(path for path, e in paths if e.folder and e.name not in _NOT_WALKED),
+        )
+
+    def _names(self, path: str) -> bool:
+        """Whether a rule names this path. Folders above it need no look: they are not walked."""
+        return any(regex.fullmatch(f"{WORKSPACE_ROOT}/{path}") for regex in self._open)
 
     def _hide(self, path: str, found: set[str]) -> None:
         """Hide a path; of a link what it leads to, since a mount follows it."""

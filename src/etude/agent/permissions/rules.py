@@ -10,6 +10,7 @@ command may read is hidden by mounts (`Permissions.rights`).
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 import shlex
@@ -201,10 +202,15 @@ class PathRule(Rule):
             concerned = concerned or request.effect is Effect.WRITE
         return Touch.YES if concerned and any(map(self.holds, paths)) else Touch.NO
 
+    @property
+    def regex(self) -> re.Pattern[str]:
+        """What is denied, without what lies below it."""
+        return path_regex(self.pattern.removesuffix("/**") or "/")
+
     def holds(self, path: str) -> bool:
         """Whether the pattern names this path or a folder above it. `folder/**` names the folder
         itself too: what is denied there shall not be listed either."""
-        regex = path_regex(self.pattern.removesuffix("/**") or "/")
+        regex = self.regex
         while path not in ("/", "//", "", WORKSPACE_ROOT):
             if regex.fullmatch(path):
                 return True
@@ -326,6 +332,7 @@ def _name_regex(name: str) -> str:
     return regex + (r"(?:__.*)?" if name.startswith(_MCP) else "")
 
 
+@functools.cache
 def path_regex(pattern: str) -> re.Pattern[str]:
     """A path pattern as a regular expression over absolute paths."""
     out: list[str] = []
