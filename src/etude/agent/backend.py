@@ -100,11 +100,12 @@ def local_backend(model: str, settings: EngineSettings, dialect: str | None = No
         return script_backend(Path(model.removeprefix(SCRIPT_PREFIX)))
 
     def open_engine() -> tuple[Engine, Renderer]:
-        from etude.inference.engine import TorchEngine
-        from etude.models.dialects import renderer_for
         from etude.models.pull import ensure_model
 
-        folder = ensure_model(model)
+        folder = ensure_model(model)  # Before torch: a misspelt name is told at once.
+        from etude.inference.engine import TorchEngine
+        from etude.models.dialects.choose import renderer_for
+
         return TorchEngine(folder, settings), renderer_for(folder, dialect)
 
     return EngineBackend(model, open_engine)
