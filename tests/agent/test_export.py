@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from atif import Trajectory as AtifTrajectory
 from chat_server import ChatServer, speaks
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -327,7 +327,14 @@ def events(draw: st.DrawFn) -> Event:
     return Event(kind, 0, data[kind])
 
 
+def call_of(name: str) -> list[Event]:
+    return [Event(EventKind.TOOL_CALL, 0, {"name": name, "arguments": {}})]
+
+
 @given(st.lists(events(), max_size=4))
+@example(call_of(""))
+@example(call_of("_a_ __b__ a_b"))
+@example(call_of("*a* `b` [c](d) <e>"))
 def test_nothing_in_a_session_is_markup(session: list[Event]) -> None:
     """By a Markdown parser: one heading per event, one fence per text, and nothing else."""
     markdown = events_to_markdown(session)

@@ -73,7 +73,9 @@ def _longest_run(text: str) -> int:
 
 def _plain(label: str) -> str:
     """A heading that is one line without markup, whatever the model called its tool."""
-    return re.sub(r"[^\w.:/() -]", "?", label)[:100]
+    line = " ".join(re.sub(r"[^\w.:/() -]", "?", label[:100]).split())
+    # Inside a word an underscore is only one; at its edge it would be markup.
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", "?", line)
 
 
 def visible(text: str) -> str:
