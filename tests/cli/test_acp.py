@@ -1,7 +1,9 @@
 """The official client drives `etude acp` with a real sandbox and a scripted model."""
 
 import asyncio
+import contextlib
 import json
+import random
 import subprocess
 import sys
 import time
@@ -26,9 +28,14 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def running(word: str) -> bool:
-    found = subprocess.run(["pgrep", "-f", word], capture_output=True, check=False)
-    return found.returncode == 0
+def running(words: str) -> bool:
+    """Whether a living process has these words in its command line."""
+    wanted = words.replace(" ", "\0").encode()
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and wanted in (folder / "cmdline").read_bytes():
+                return True
+    return False
 
 
 async def until_running(word: str) -> None:
@@ -456,5 +463,44 @@ def test_questions_of_the_model_and_of_a_sub_agent(tmp_path: Path, project: Path
             assert editor.questions[-1]["call"]["toolCallId"].startswith("sub-agent/")
             assert "Changed." in ends[-1]
             assert (project / "a.txt").read_text() == "one\n2\nthree\n"
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_cancel_at_any_moment(tmp_path: Path, project: Path) -> None:
+    """Whenever it comes: one answer within a second, and every call has exactly one end."""
+    turns = [
+        (
+            "Some words before. ",
+            [
+                ("shell", {"command": f"sleep 0.3; echo {number}"}),
+                ("read", {"path": "a.txt", "lines": number + 1}),
+            ],
+        )
+        for number in range(200)
+    ]
+    model = script(tmp_path / "m.json", *turns, slow=0.002)
+    moments = random.Random(7)
+
+    async def run() -> None:
+        async with started(tmp_path, model, "--mode", "auto") as (editor, agent, _):
+            made = await agent.new_session(cwd=str(project), mcp_servers=[])
+            for _ in range(25):
+                work = asyncio.create_task(
+                    agent.prompt(session_id=made.session_id, prompt=[text_block("go")])
+                )
+                await asyncio.sleep(moments.uniform(0, 1.5))
+                began = time.monotonic()
+                await agent.cancel(session_id=made.session_id)
+                assert (await work).stop_reason == "cancelled"
+                assert time.monotonic() - began < 1
+            calls = [call["toolCallId"] for call in editor.of("tool_call")]
+            ends = [
+                update["toolCallId"]
+                for update in editor.of("tool_call_update")
+                if update["status"] in ("completed", "failed")
+            ]
+            assert len(calls) > 20 and sorted(calls) == sorted(ends)
 
     asyncio.run(run())
