@@ -132,6 +132,11 @@ class PtyScreen:
             time.sleep(0.02)
         raise AssertionError(f"the screen does not come to rest\n{self.text()}")
 
+    def processor_seconds(self) -> float:
+        """What the program has used so far, its own threads included."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
     def ends(self, seconds: float = DEADLINE) -> int:
         """The exit code."""
         return self.process.wait(seconds)

@@ -44,6 +44,11 @@ def one_sentence(result: subprocess.CompletedProcess[str], *words: str) -> None:
         ["practice"],
         ["report"],
         ["chat"],
+        ["sessions"],
+        ["explain"],
+        ["review"],
+        ["export"],
+        ["approve"],
     ],
 )
 def test_every_command_has_help_with_an_example(command: list[str]) -> None:

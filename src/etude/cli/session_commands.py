@@ -211,6 +211,35 @@ def explain(
         sys.stdout.write(explanation.to_text().encode("utf-8", "replace").decode())
 
 
+def review(
+    diff: Annotated[
+        str, typer.Argument(help="A file with a diff, or `-`; else what differs from HEAD.")
+    ] = "",
+    folder: Annotated[Path, typer.Option(help="The repository of the diff.")] = Path(),
+    model: Annotated[str, typer.Option(help="Add a summary by this model.")] = "",
+    url: Annotated[str, typer.Option(help="The model's service, up to /v1.")] = "",
+    api_key_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Variable that holds the service's key.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Say what a change holds: functions, findings of scanners on its added lines, which tests
+    mention them, and what was not verified. Nothing of the repository is run.
+
+    Examples: `etude review`, `git diff main | etude review -`
+    """
+    from etude.cli.reviewing import reviewed
+    from etude.cli.running import run
+    from etude.cli.screen import print_json
+
+    choices = Choices(model=model, url=url, api_key_env=api_key_env, folder=folder)
+    found = run(reviewed, diff, choices)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        sys.stdout.write(found.to_text().encode("utf-8", "replace").decode())
+
+
 def approve(
     ids: Annotated[list[str] | None, typer.Argument(help="What to approve, by id.")] = None,
     folder: Annotated[Path, typer.Option(help="The project.")] = Path(),
@@ -248,5 +277,5 @@ def register(app: typer.Typer) -> None:
     """Add these commands; `etude` without a command opens a session."""
     app.callback(invoke_without_command=True)(talk)
     app.command("chat")(talk)
-    for command in (sessions, explain, export, approve):
+    for command in (sessions, explain, export, review, approve):
         app.command()(command)
