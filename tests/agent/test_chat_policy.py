@@ -33,7 +33,7 @@ from etude.agent.token_policy import TokenPolicy
 from etude.agent.tools import default_tools
 from etude.errors import EtudeError
 from etude.inference.openai_client_settings import ChatServiceSettings
-from etude.inference.prices import PriceTable
+from etude.inference.prices import PriceTable, read_prices
 from etude.inference.protocol import Finish
 from etude.models.renderer import ToolSpec
 from etude.models.stream import Delta
@@ -426,15 +426,17 @@ def test_each_event_loop_has_its_own_connections() -> None:
 # Settings
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("A_KEY", raising=False)
     base = {"base_url": "http://h/v1", "model": "m"}
     with pytest.raises(EtudeError, match="context_length"):
         ChatPolicy(ChatServiceSettings(**base), prices=PriceTable(()))
     with pytest.raises(EtudeError, match="A_KEY"):
         ChatPolicy(ChatServiceSettings(**base, context_length=5, api_key_variable="A_KEY"))
-    known = ChatPolicy(ChatServiceSettings(base_url="http://h", model="gpt-4.1"))
-    assert known.context_length > 10**6
+    own = tmp_path / "prices.toml"
+    own.write_text('[[model]]\npattern = "m"\ncontext_length = 7000\n')
+    known = ChatPolicy(ChatServiceSettings(**base), prices=read_prices(own))
+    assert known.context_length == 7000
 
 
 @pytest.mark.parametrize(

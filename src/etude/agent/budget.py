@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from etude.agent.policy import Answer
-
-
-@dataclass(frozen=True)
-class Price:
-    """US dollars per million tokens: read anew, read from a cache, sampled."""
-
-    input: float
-    cached: float
-    output: float
-
-    def cost(self, prompt_tokens: int, cached_tokens: int, sampled_tokens: int) -> float:
-        """Dollars of one exchange; `cached_tokens` are part of `prompt_tokens`."""
-        fresh = prompt_tokens - cached_tokens
-        dollars = fresh * self.input + cached_tokens * self.cached + sampled_tokens * self.output
-        return dollars / 1e6
+from etude.inference.prices import Price
 
 
 class Budget:
