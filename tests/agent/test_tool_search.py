@@ -182,7 +182,8 @@ def test_glob_is_newest_first_and_minds_gitignore(tools: Tools) -> None:
 
 NAME = st.text(alphabet="ab.-", min_size=1, max_size=3).filter(lambda name: name.strip("."))
 PATHS = st.lists(st.lists(NAME, min_size=1, max_size=3).map("/".join), min_size=1, max_size=8)
-PIECE = st.sampled_from(["a", "b", ".", "-", "*", "?", "[ab]", "[!a]", "{a,b}", "{a*,.b}"])
+# ripgrep's `[!a]` also means a slash; here it does not, so the slash is said.
+PIECE = st.sampled_from(["a", "b", ".", "-", "*", "?", "[ab]", "[!a/]", "{a,b}", "{a*,.b}"])
 PART = st.one_of(st.just("**"), st.lists(PIECE, min_size=1, max_size=3).map("".join))
 PATTERN = (
     st.lists(PART, min_size=1, max_size=3)
@@ -194,7 +195,7 @@ PATTERN = (
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(PATHS, PATTERN)
 def test_globs_agree_with_ripgreps_own(
     tmp_path_factory: pytest.TempPathFactory, paths: list[str], pattern: str
@@ -218,14 +219,14 @@ def test_globs_agree_with_ripgreps_own(
 
 
 def test_files_that_a_view_hides_stay_unread(tools: Tools) -> None:
-    if not hasattr(tools.workspace, "view"):
-        pytest.skip("the sandbox has no views yet")
     hidden = Tools(tools.runner, tools.workspace.view(Rights(hidden=("src/a.py", "src/deep"))))
     found = hidden(Grep(), pattern="VALUE", path="src")
     assert "src/b.txt" in found.text
     assert "a.py:" not in found.text
     assert "three" not in found.text
     assert "VALUE = 1" not in hidden(Grep(), pattern="VALUE", path="src/a.py").text
+    assert "three" not in hidden(Grep(), pattern="VALUE", path="src/deep/b.py").text
+    assert "deep" not in hidden(Glob(), pattern="src/**").text
 
 
 def test_the_tree_is_what_the_tests_think(tools: Tools) -> None:

@@ -20,7 +20,7 @@ from etude.agent.tools.semantic_search import SemanticSearch
 from etude.agent.tools.tool import ErrorClass, ToolContext, ToolResult, invoke, prepare
 from etude.models.renderer import ToolCall
 from etude.records import Float32
-from etude.sandbox.protocol import Image, Sandbox, Workspace
+from etude.sandbox.protocol import Image, Rights, Sandbox, Workspace
 
 MakeImage = Callable[[Mapping[str, bytes]], Image]
 needs_model = pytest.mark.skipif(embedding_model() is None, reason="needs the extra `search`")
@@ -163,6 +163,27 @@ def test_files_are_read_in_one_go(sandbox: Sandbox, image: MakeImage) -> None:
         "-dash.py": "y\n",
         ".gitignore": "ignored.py\n",
     }
+
+
+def test_what_a_view_hides_is_not_read(sandbox: Sandbox, image: MakeImage) -> None:
+    """Nor does it stay known when it is hidden later."""
+    files = {"open.py": b"x = 1\n", "secret.py": b"password = 'hush'\n", "d/e.py": b"hush = 2\n"}
+
+    async def go() -> Files:
+        workspace = await sandbox.create(image(files))
+        known = Files()
+        try:
+            for view in (workspace, workspace.view(Rights(hidden=("secret.py", "d")))):
+                stamps = await list_files(view, 30)
+                wanted = known.changed(stamps)
+                known.update(stamps, wanted, await read_files(view, stamps, wanted, 30))
+            return known
+        finally:
+            await workspace.close()
+
+    known = asyncio.run(go())
+    texts = [chunk.text for found in known.chunks.values() for chunk in found]
+    assert texts == ["x = 1"]
 
 
 @pytest.fixture
