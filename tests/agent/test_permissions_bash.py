@@ -192,7 +192,7 @@ def embedded(draw: st.DrawFn, depth: int = 3) -> str:
     return inner
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(embedded())
 def test_a_second_command_is_never_allowed_with_the_first(command: str) -> None:
     assert asks(shell(command), "shell(make test)", "shell(git status)", "shell(pytest *)")
@@ -219,7 +219,7 @@ done
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(1, 400), *(pytest.param(seed, 1500, marks=pytest.mark.slow) for seed in range(2, 12))],
+    [(1, 250), *(pytest.param(seed, 1500, marks=pytest.mark.slow) for seed in range(2, 12))],
 )
 def test_real_bash_runs_nothing_that_was_not_seen(
     sandbox: Sandbox,

@@ -37,7 +37,7 @@ def change(path: Path, edit: Callable[[str], str]) -> None:
     """Replace a file's text by `edit` of it ('' when there is none). After a crash it is either
     the old one or the new one, whole; its mode stays, a new one is the person's alone. Raises
     EtudeError when it cannot be written."""
-    target = path.resolve()  # A link to where the file is really kept stays a link.
+    target = Path(os.path.realpath(path))  # A link to where the file is really kept stays a link.
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -93,9 +93,9 @@ class HiddenFiles:
 
     def _read(self, folder: str) -> _Folder | None:
         """A folder, from memory when it has not changed; None when it is gone."""
-        path = self._root / folder
+        path = f"{self._root}/{folder}"  # Plain strings: this is done for every folder each time.
         try:
-            changed = path.lstat().st_mtime_ns
+            changed = os.lstat(path).st_mtime_ns
             before = self._known.get(folder)
             if (
                 before is not None

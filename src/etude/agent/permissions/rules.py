@@ -30,7 +30,8 @@ from etude.sandbox.protocol import WORKSPACE_ROOT
 
 READING = ("read", "grep", "glob", "semantic_search")
 WRITING = ("edit", "write")
-TOOLS = (*READING, *WRITING, "shell", "job", "todo", "ask", "task", "web_fetch", "finish")
+_OTHERS = ("shell", "job", "todo", "ask", "task", "skill", "web_fetch", "finish")
+TOOLS = (*READING, *WRITING, *_OTHERS)
 """The names a rule may have, beside those of MCP tools."""
 _MCP = "mcp__"
 _RUNNERS = """
