@@ -92,6 +92,7 @@ class Terminal:
         self._kept: list[Line] = []
         self._pending: list[Line] = []
         self._size: Size | None = None
+        self._drawn: list[int] = [1]
         self._owned = False
         self._pushed = 0.0
         self._question: _Question | None = None
@@ -117,6 +118,7 @@ class Terminal:
             input=create_input(),
             output=self._output,
             before_render=self._before_render,
+            after_render=self._after_render,
             enable_page_navigation_bindings=False,
         )
         self._app.ttimeoutlen = 0.05
@@ -197,6 +199,8 @@ class Terminal:
     # What is drawn.
 
     def _layout(self) -> Layout:
+        """The cursor stands in the last row, as a rule: when a window gets lower, terminals cut
+        off what is below it."""
         live = Window(
             FormattedTextControl(self._live), wrap_lines=True, dont_extend_height=True, height=None
         )
@@ -218,7 +222,7 @@ class Terminal:
             height=1,
             dont_extend_height=True,
         )
-        return Layout(HSplit([live, typed, offered, status]), focused_element=typed)
+        return Layout(HSplit([live, status, typed, offered]), focused_element=typed)
 
     def _live(self) -> ANSI:
         size = self._output.get_size()
@@ -251,10 +255,22 @@ class Terminal:
         size = self._output.get_size()
         if self._size is not None and size != self._size:
             self._paint_anew(size)
+            self._write_pending()
         elif self._pending:
-            self._app.renderer.erase()
+            app.renderer.erase()
             self._write_pending()
         self._size = size
+
+    def _after_render(self, app: Application[None]) -> None:
+        """Keep how long the rows of the region are, down to the cursor's."""
+        screen = app.renderer.last_rendered_screen
+        if screen is not None:
+            cursor = screen.get_cursor_position(app.layout.current_window)
+            rows = [screen.data_buffer[row] for row in range(cursor.y + 1)]
+            self._drawn = [
+                max((x + 1 for x, char in row.items() if char.char.strip()), default=1)
+                for row in rows
+            ]
 
     def _write_pending(self) -> None:
         """Append for good; the cursor stands where the next line goes."""
@@ -265,12 +281,15 @@ class Terminal:
         self._pending = []
 
     def _paint_anew(self, size: Size) -> None:
-        """The visible screen as a fresh start would show it."""
+        """The visible screen as a fresh start would show it.
+
+        Terminals reflow: the last rows of the transcript stand there already, above as many rows
+        as the region takes at its new width. As many rows are written again, so that none is lost
+        and hardly one comes twice; what the region needs beyond that moves up as it is drawn."""
         output = self._output
-        self._kept = [*self._kept, *self._pending][-_KEPT_LINES:]
-        self._pending = []
         region = self._app.layout.container.preferred_height(size.columns, size.rows).preferred
-        room = max(0, size.rows - region)
+        reflowed = sum(-(-length // size.columns) for length in self._drawn)
+        room = max(0, size.rows - min(region, reflowed))
         shown = last_rows(self._kept, size.columns, room)
         output.reset_attributes()
         output.enable_autowrap()
