@@ -4,7 +4,7 @@ import json
 
 import pytest
 from dialect_cases import HOSTILE_TEXT, JSON, case
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from etude.models.dialects.arguments import ArgumentText
@@ -114,6 +114,11 @@ def test_a_file_that_is_json_stays_text() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(value=JSON | HOSTILE_TEXT, python=st.booleans(), forbidden=st.booleans())
+@example(value='"1"', python=False, forbidden=False)
+@example(value='"\\"1\\""', python=False, forbidden=False)
+@example(value="a</parameter>", python=True, forbidden=True)
+@example(value='"a\\u003c/parameter>"', python=True, forbidden=True)
+@example(value={"</parameter>": "</parameter>"}, python=True, forbidden=True)
 def test_arguments_are_read_as_they_were_written(
     value: object, python: bool, forbidden: bool
 ) -> None:

@@ -155,6 +155,17 @@ def test_a_turn_that_was_cut_is_ended() -> None:
             assert given.renderer.decode(after).startswith(expected), (name, sampled)
 
 
+def test_glm_is_told_a_result_it_did_not_wait_for() -> None:
+    given = case("glm")
+    call = given.sampled("<tool_call>f\n</tool_call>")
+    result = "\n<tool_response>\nr\n</tool_response>"
+    for end, opening in (("", "<|observation|>"), ("<|observation|>", "")):
+        after = given.renderer.follow([*call, *given.sampled(end)], results=["r"], user="u")
+        assert given.renderer.decode(after) == f"{opening}{result}<|user|>\nu<|assistant|>"
+    after = given.renderer.follow([*call, *given.sampled("<|user|>")], results=["r"])
+    assert given.renderer.decode(after) == f"<|observation|>{result}<|assistant|>"
+
+
 def test_harmonys_channels() -> None:
     given = case("harmony")
     turn = given.renderer.parse(

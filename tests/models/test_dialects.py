@@ -100,6 +100,7 @@ def test_text_never_becomes_a_special_token(dialect: Case, data: st.DataObject) 
 
     ids = shown(text() or "s", user, results, text())
     assert dialect.special(ids) == dialect.special(shown("s", "u", ["r", "r"], "d"))
+    assert set(dialect.renderer.stop_ids) & set(ids)
     assert user in renderer.decode(renderer.open("", [], user))
     ended = renderer.expert("", [])
     following = renderer.decode(renderer.follow(ended, results=results, user=user))

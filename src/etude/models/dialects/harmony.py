@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
@@ -50,6 +51,8 @@ class HarmonyRenderer(Dialect):
     ) -> None:
         super().__init__(tokenizer)
         self._reasoning = reasoning
+        # A session asks several times what follows the same turn.
+        self._names = lru_cache(maxsize=64)(self._read_names)
 
     def open(self, system: str, tools: Sequence[ToolSpec], user: str) -> list[int]:
         """The first prompt, up to and including `<|start|>assistant`."""
@@ -74,14 +77,17 @@ class HarmonyRenderer(Dialect):
         """End of the sampled message (if it was cut), a message of each called function, the
         user's, and the next `<|start|>assistant`."""
         parts = self._rest(last_completion)
-        calls = self.parse(last_completion).calls if results else ()
+        names = self._names(tuple(last_completion)) if results else ()
         for number, result in enumerate(results):
-            name = calls[number].name if number < len(calls) else ""
+            name = names[number] if number < len(names) else ""
             parts += [Marker(_START), f"functions.{name or 'unknown'} to=assistant"]
             parts += [Marker(_CHANNEL), "commentary", Marker(_MESSAGE), result, Marker(_END)]
         if user is not None:
             parts += _message("user", user)
         return self._encode([*parts, Marker(_START), "assistant"])
+
+    def _read_names(self, completion: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(call.name for call in self.parse(completion).calls)
 
     def _rest(self, completion: Sequence[int]) -> list[Part]:
         """What is missing to the end of a sampled message."""

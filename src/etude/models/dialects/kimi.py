@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from etude.models.dialects.base import Dialect, Marker, Part
 from etude.models.dialects.json_calls import (
@@ -44,6 +47,11 @@ class KimiRenderer(Dialect):
     stops = (_END, "[EOS]")
     meant = (*_TAGS, *_THINK)
 
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        # A session asks several times what follows the same turn.
+        self._ids = lru_cache(maxsize=64)(self._read_ids)
+
     def open(self, system: str, tools: Sequence[ToolSpec], user: str) -> list[int]:
         """The first prompt, up to and including the assistant header."""
         parts: list[Part] = []
@@ -67,7 +75,7 @@ class KimiRenderer(Dialect):
         """End of the sampled turn (if it was cut), each result under its call's name and id, the
         user's message, and the next assistant header."""
         parts: list[Part] = [] if self._ended(last_completion) else [Marker(_END)]
-        ids = self._ids(last_completion) if results else []
+        ids = self._ids(tuple(last_completion)) if results else ()
         for number, result in enumerate(results):
             call_id = ids[number] if number < len(ids) else ""
             name = _name(call_id) or "tool"
@@ -102,7 +110,7 @@ class KimiRenderer(Dialect):
         tokens = self._has_tokens(self.meant)
         return MarkCutter(Marks(_SECTION_OPEN, _THINK, tokens, gap=0, before=0))
 
-    def _ids(self, completion: Sequence[int]) -> list[str]:
+    def _read_ids(self, completion: tuple[int, ...]) -> tuple[str, ...]:
         """The ids of a turn's calls, as they were sampled."""
         reader = self.stream()
         for token in completion:
@@ -110,7 +118,7 @@ class KimiRenderer(Dialect):
         reader.end()
         pieces = [piece for piece in reader.pieces if piece.kind == "call"]
         found = spans(pieces, _CALL_OPEN, _CALL_CLOSE)
-        return [text_of(split(span.inner, _ARGUMENTS)[0]).strip() for span in found]
+        return tuple(text_of(split(span.inner, _ARGUMENTS)[0]).strip() for span in found)
 
     def _calls(self, pieces: Sequence[Piece], tools: Sequence[ToolSpec]) -> tuple[ToolCall, ...]:
         calls: list[ToolCall] = []
