@@ -101,14 +101,8 @@ class DeepSeekRenderer(Dialect):
         return parts
 
     def _tool_list(self, tools: Sequence[ToolSpec]) -> list[Part]:
-        listed = "".join(
-            f"\n### {tool.name}\nDescription: {tool.description}\n\n"
-            f"Parameters: {write_json(dict(tool.parameters))}\n"
-            for tool in tools
-        )
         return [
-            f"## Tools\nYou have access to the following tools:\n{listed}\n"
-            "IMPORTANT: ALWAYS adhere to this exact format for tool use:\n",
+            f"{_listed(tools)}\nIMPORTANT: ALWAYS adhere to this exact format for tool use:\n",
             *(Marker(_SECTION_OPEN), Marker(_CALL_OPEN), "tool_call_name", Marker(_SEPARATOR)),
             *("tool_call_arguments", Marker(_CALL_CLOSE), "{additional_tool_calls}"),
             Marker(_SECTION_CLOSE),
@@ -142,17 +136,19 @@ class DeepSeekV3Renderer(DeepSeekRenderer):
         return [Marker(_OUTPUTS_OPEN), *super()._outputs(results), Marker(_OUTPUTS_CLOSE)]
 
     def _tool_list(self, tools: Sequence[ToolSpec]) -> list[Part]:
-        listed = "".join(
-            f"\n### {tool.name}\nDescription: {tool.description}\n\n"
-            f"Parameters: {write_json(dict(tool.parameters))}\n"
-            for tool in tools
-        )
         return [
-            f"## Tools\nYou have access to the following tools:\n{listed}\n"
-            "To call tools, end your answer with:\n",
+            f"{_listed(tools)}\nTo call tools, end your answer with:\n",
             *(Marker(_SECTION_OPEN), Marker(_CALL_OPEN), "function", Marker(_SEPARATOR)),
             *("TOOL\n```json\n{ARGUMENTS}\n```", Marker(_CALL_CLOSE), Marker(_SECTION_CLOSE)),
         ]
+
+
+def _listed(tools: Sequence[ToolSpec]) -> str:
+    return "## Tools\nYou have access to the following tools:\n" + "".join(
+        f"\n### {tool.name}\nDescription: {tool.description}\n\n"
+        f"Parameters: {write_json(dict(tool.parameters))}\n"
+        for tool in tools
+    )
 
 
 def _one_call(span: Span) -> ToolCall:
