@@ -273,7 +273,9 @@ def _model(choices: Choices) -> tuple[Backend, tuple[AnyTool, ...] | None, Sessi
     engine = recipe.engine
     if choices.context is not None:
         engine = engine.model_copy(update={"max_context": choices.context})
-    backend = local_backend(str(_final_model(run)), engine, choices.dialect or None)
+    # What it practised in, whatever its chat template says.
+    dialect = choices.dialect or "hermes"
+    backend = local_backend(str(_final_model(run)), engine, dialect)
     return backend, tools_named(recipe.tools), recipe.session.model_copy(update=changed)
 
 
