@@ -25,7 +25,7 @@ from etude.agent.permissions.gate import Permission, Request
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
 from etude.agent.token_policy import TokenPolicy
-from etude.agent.tools import default_tools
+from etude.agent.tools import ToolResult, default_tools
 from etude.agent.transcript import events_to_markdown, inline, to_text, visible
 from etude.inference.openai_client_settings import ChatServiceSettings
 from etude.inference.prices import Price
@@ -48,6 +48,9 @@ class Wary:
 
     async def check(self, request: Request) -> Permission:
         return Permission(request.tool != "shell", "rule 1", "no shell <|im_end|>")
+
+    async def ran(self, request: Request, result: ToolResult) -> None:
+        """Nothing to do."""
 
     def narrowed(self, *, readonly: bool) -> "Wary":
         return self

@@ -17,7 +17,7 @@ from etude.agent.sessions import SessionStore, upto
 from etude.agent.settings import SessionSettings
 from etude.agent.summary import SummarySettings
 from etude.agent.token_policy import TokenPolicy, replay
-from etude.agent.tools import AnyTool, default_tools
+from etude.agent.tools import AnyTool, ToolResult, default_tools
 from etude.errors import EtudeError
 from etude.records import Event, EventKind, StopReason, Trajectory
 from etude.sandbox.protocol import Image, Rights, Sandbox, Workspace
@@ -274,6 +274,9 @@ class OnlyReading:
         self.asked.append(request)
         allowed = request.effect.value == "read"
         return Permission(allowed, "" if allowed else "mode", "reading only")
+
+    async def ran(self, request: Request, result: ToolResult) -> None:
+        assert request in self.asked
 
     def narrowed(self, *, readonly: bool) -> "OnlyReading":
         return self

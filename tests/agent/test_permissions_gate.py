@@ -39,7 +39,7 @@ from etude.agent.permissions.settings import (
 )
 from etude.agent.tools import default_tools, session_tools
 from etude.agent.tools.skill import ReadSkill
-from etude.agent.tools.tool import Effect
+from etude.agent.tools.tool import Effect, ToolResult
 from etude.errors import EtudeError
 from etude.sandbox.protocol import Rights
 
@@ -728,7 +728,7 @@ def test_other_hooks_only_report(tmp_path: Path) -> None:
 
     async def go() -> None:
         for outcome in (
-            await hooks.after_tool({"name": "read"}, {"text": "t"}),
+            await hooks.after_tool(call("read", "x"), ToolResult("t")),
             await hooks.session_start("s"),
             await hooks.stop("s", "finished", ""),
         ):

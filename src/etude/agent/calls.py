@@ -74,19 +74,25 @@ class Calls:
         """Ask the gate, then run. A failing sandbox is a result too, which `_take` acts on."""
         if isinstance(prepared, ToolResult):
             return prepared
-        if self._gate is not None:
-            request = Request(
-                call_id,
-                prepared.tool.name,
-                prepared.tool.effect,
-                prepared.subject,
-                prepared.args.model_dump(mode="json"),
-            )
-            permission = await self._gate.check(request)
-            self._note_permission(call_id, permission)
-            if not permission.allowed:
-                reason = permission.reason or "this call is not allowed"
-                return ToolResult(f"refused: {reason}", ErrorClass.REFUSED)
+        if self._gate is None:
+            return await self._run(prepared)
+        request = Request(
+            call_id,
+            prepared.tool.name,
+            prepared.tool.effect,
+            prepared.subject,
+            prepared.args.model_dump(mode="json"),
+        )
+        permission = await self._gate.check(request)
+        self._note_permission(call_id, permission)
+        if not permission.allowed:
+            reason = permission.reason or "this call is not allowed"
+            return ToolResult(f"refused: {reason}", ErrorClass.REFUSED)
+        result = await self._run(prepared)
+        await self._gate.ran(request, result)
+        return result
+
+    async def _run(self, prepared: Prepared) -> ToolResult:
         try:
             return await invoke(prepared, self._context)
         except WorkspaceError as error:

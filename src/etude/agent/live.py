@@ -14,12 +14,12 @@ from typing import Any
 
 from etude.agent.backend import Backend
 from etude.agent.budget import Budget
-from etude.agent.checkpoints import Checkpoints, dangerous
+from etude.agent.checkpoints import Checkpoints
 from etude.agent.delegate import Delegates
 from etude.agent.effort import NOTES, EffortLevel
 from etude.agent.instructions import find_skills, read_instructions, skills_text
 from etude.agent.log import SessionLog
-from etude.agent.permissions import Asker, Gate, Mode, Permission, Permissions, Request
+from etude.agent.permissions import Asker, Mode, Permissions, Request
 from etude.agent.policy import OnDelta
 from etude.agent.prompts import SYSTEM_PROMPT
 from etude.agent.session import Session
@@ -31,7 +31,7 @@ from etude.agent.tools.tool import Effect
 from etude.errors import EtudeError
 from etude.machine import config_folder, state_folder
 from etude.records import Event, EventKind, StopReason
-from etude.sandbox.protocol import Image, Rights, Sandbox, Workspace
+from etude.sandbox.protocol import Image, Sandbox, Workspace
 
 _SUMMARY_AT = 0.75
 """Share of the context at which a session summarizes itself."""
@@ -41,10 +41,11 @@ AskPerson = Callable[[str, Sequence[str]], Awaitable[str]]
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """What a person chose. `money` is in US dollars; `allow_hosts` may be fetched from."""
+    """What a person chose. `mode` None is that of the settings file; `money` is in US dollars;
+    `allow_hosts` may be fetched from."""
 
     project: Path
-    mode: Mode = Mode.ASK
+    mode: Mode | None = None
     effort: EffortLevel = EffortLevel.MEDIUM
     settings: SessionSettings = field(default_factory=SessionSettings)
     money: float | None = None
@@ -56,7 +57,7 @@ class Drivers:
     """What a driver lends. `asker` answers whether a call may run (None: nobody is there), `ask`
     a question of the model's; `open_sandbox` is called when the first tool needs it. `tools` takes
     the place of the usual ones (a trained model knows its recipe's); `extra_tools` come from tool
-    servers."""
+    servers; `say` shows the person a sentence that is no part of the conversation."""
 
     backend: Backend
     open_sandbox: Callable[[], Awaitable[Sandbox]]
@@ -66,6 +67,7 @@ class Drivers:
     on_event: Callable[[Event], None] = lambda event: None
     on_delta: OnDelta | None = None
     on_child_event: Callable[[str, Event], None] = lambda session_id, event: None
+    say: Callable[[str], None] = lambda sentence: None
     extra_tools: tuple[AnyTool, ...] = ()
 
 
@@ -80,7 +82,10 @@ class LiveSession:
         checkpoints: Checkpoints,
         options: LiveOptions,
         delegates: Delegates,
+        say: Callable[[str], None],
     ) -> None:
+        self._say = say
+        self._started = False
         self.session = session
         self.permissions = permissions
         self.checkpoints = checkpoints
@@ -111,10 +116,14 @@ class LiveSession:
     async def prompt(self, text: str) -> StopReason:
         """A message of the person's. The project's present state is kept first, so that it can be
         gone back to."""
+        await self._start()
         self._note_date()
         if not self.permissions.rights().readonly:
             await self.checkpoint(text)
-        return await self.session.prompt(text)
+        try:
+            return await self.session.prompt(text)
+        finally:
+            await self._stopped()
 
     async def checkpoint(self, label: str) -> str:
         """Keep the project's present state; returns its id."""
@@ -168,33 +177,32 @@ class LiveSession:
             self.effort = effort
             self.session.note(NOTES[effort])
 
+    async def _start(self) -> None:
+        """Tell the hooks of the session, once."""
+        hooks = self.permissions.hooks
+        if hooks is not None and not self._started:
+            self._started = True
+            self._tell((await hooks.session_start(self.session.session_id)).failures)
+
+    async def _stopped(self) -> None:
+        """Tell the hooks why the work ended, and the person what hooks failed at."""
+        hooks, last = self.permissions.hooks, self.session.events[-1]
+        failures, self.permissions.failures = self.permissions.failures, []
+        if hooks is not None and last.kind is EventKind.STOP:
+            reason, detail = last.data["reason"], last.data["detail"]
+            outcome = await hooks.stop(self.session.session_id, reason, detail)
+            failures += outcome.failures
+        self._tell(failures)
+
+    def _tell(self, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
+            self._say(sentence)
+
     def _note_date(self) -> None:
         today = date.today()
         if today != self._day:
             self._day = today
             self.session.note(f"[date: {today.isoformat()}]")
-
-
-class _Guard:
-    """The gate of a live session: before a command that may destroy something, the project's
-    state is kept."""
-
-    def __init__(self, permissions: Permissions, keep: Callable[[str], Awaitable[str]]) -> None:
-        self._permissions = permissions
-        self._keep = keep
-
-    def rights(self) -> Rights:
-        return self._permissions.rights()
-
-    async def check(self, request: Request) -> Permission:
-        permission = await self._permissions.check(request)
-        destroys = request.effect is Effect.EXECUTE and dangerous(request.subject)
-        if permission.allowed and destroys and not self.rights().readonly:
-            await self._keep(f"before: {request.subject}")
-        return permission
-
-    def narrowed(self, *, readonly: bool) -> Gate:
-        return self._permissions.narrowed(readonly=readonly)
 
 
 async def open_live(
@@ -256,8 +264,13 @@ async def _assemble(
     session_id: str,
     log: SessionLog,
 ) -> LiveSession:
+    async def keep(request: Request) -> None:
+        # An edit can be taken back to the state before the message; a command may do anything.
+        if request.effect is Effect.EXECUTE:
+            await live.checkpoint(f"before: {request.subject}")
+
     permissions = await asyncio.to_thread(
-        Permissions.load, project, options.mode, asker=drivers.asker
+        Permissions.load, project, options.mode, asker=drivers.asker, before_change=keep
     )
     checkpoints = Checkpoints(project, state_folder() / "checkpoints")
     backend = drivers.backend
@@ -281,9 +294,6 @@ async def _assemble(
         sandbox = await drivers.open_sandbox()
         return await sandbox.create(Image(root=project, live=True, readonly=tool_mounts()))
 
-    async def keep(label: str) -> str:
-        return await live.checkpoint(label)
-
     session = Session(
         policy,
         workspace,
@@ -291,14 +301,16 @@ async def _assemble(
         _summarizing(options.settings, policy.context_length),
         session_id=session_id,
         system="\n\n".join(part for part in parts if part),
-        gate=_Guard(permissions, keep),
+        gate=permissions,
         budget=_budget(options, backend),
         log=log,
         delegate=delegates,
         on_event=drivers.on_event,
         on_delta=drivers.on_delta,
     )
-    live = LiveSession(session, log, permissions, checkpoints, options, delegates)
+    live = LiveSession(session, log, permissions, checkpoints, options, delegates, drivers.say)
+    if instructions.left_out:
+        drivers.say(instructions.left_out)
     return live
 
 

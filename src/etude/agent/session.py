@@ -24,6 +24,7 @@ from etude.agent.settings import SessionSettings
 from etude.agent.summary import HISTORY_FOLDER, opening, query
 from etude.agent.tools import AnyTool, ToolContext, ToolResult
 from etude.agent.tools.text import clean
+from etude.agent.tools.todo import recalled
 from etude.agent.transcript import events_to_markdown
 from etude.inference.protocol import Finish
 from etude.records import Event, EventKind, Outcome, StopReason, Trajectory
@@ -165,6 +166,7 @@ class Session:
                     first.data["cached_tokens"],
                     first.data["sampled_tokens"],
                 )
+        self._context.todos[:] = recalled(self._record.events)
         if self._record.events and self._record.events[-1].kind is not EventKind.STOP:
             self._end(Stop(StopReason.CANCELLED, "the session was interrupted"))
 

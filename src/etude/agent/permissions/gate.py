@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from etude.agent.tools.tool import Effect
+from etude.agent.tools.tool import Effect, ToolResult
 from etude.sandbox.protocol import Rights
 
 
@@ -42,6 +42,10 @@ class Gate(Protocol):
         ...
 
     async def check(self, request: Request) -> Permission: ...
+
+    async def ran(self, request: Request, result: ToolResult) -> None:
+        """An allowed call has ended."""
+        ...
 
     def narrowed(self, *, readonly: bool) -> Gate:
         """The gate of a sub-agent: never more than this one allows, at every moment."""

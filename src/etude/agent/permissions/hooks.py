@@ -23,6 +23,7 @@ from typing import IO, Any
 from etude.agent.permissions.approvals import Approvals, Brought, command_content
 from etude.agent.permissions.gate import Request
 from etude.agent.permissions.settings import Hook, HookEvent
+from etude.agent.tools.tool import ToolResult
 
 HOOK_KIND = "hook"
 _REFUSES = 2
@@ -67,20 +68,13 @@ class Hooks:
     async def before_tool(self, request: Request) -> HookOutcome:
         """Ask the hooks about a call. Exit code 0 lets it through; 2 refuses it with standard
         error as the reason; a hook that fails otherwise refuses too, because it is a guard."""
-        payload = {
-            "id": request.call_id,
-            "tool": request.tool,
-            "effect": request.effect.value,
-            "subject": request.subject,
-            "arguments": dict(request.arguments),
-        }
-        return await self._run(HookEvent.BEFORE_TOOL, payload, request.tool)
+        return await self._run(HookEvent.BEFORE_TOOL, _call(request), request.tool)
 
-    async def after_tool(self, call: Mapping[str, Any], result: Mapping[str, Any]) -> HookOutcome:
-        """Tell the hooks of a result; `call` and `result` are the data of TOOL_CALL and
-        TOOL_RESULT events."""
-        payload = {"call": dict(call), "result": dict(result)}
-        return await self._run(HookEvent.AFTER_TOOL, payload, str(call.get("name", "")))
+    async def after_tool(self, request: Request, result: ToolResult) -> HookOutcome:
+        """Tell the hooks of a call's result."""
+        error = None if result.error_class is None else result.error_class.value
+        payload = {**_call(request), "result": {"text": result.text, "error_class": error}}
+        return await self._run(HookEvent.AFTER_TOOL, payload, request.tool)
 
     async def session_start(self, session_id: str) -> HookOutcome:
         """Tell the hooks that a session begins."""
@@ -148,6 +142,16 @@ class Hooks:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
             return code, _tail(errors)
+
+
+def _call(request: Request) -> dict[str, Any]:
+    return {
+        "id": request.call_id,
+        "tool": request.tool,
+        "effect": request.effect.value,
+        "subject": request.subject,
+        "arguments": dict(request.arguments),
+    }
 
 
 def _concerns(hook: Hook, event: HookEvent, tool: str | None) -> bool:

@@ -36,7 +36,7 @@ from etude.agent.permissions.rules import (
 )
 from etude.agent.permissions.settings import remember, user_settings_path
 from etude.agent.tools.files import guest_path
-from etude.agent.tools.tool import Effect
+from etude.agent.tools.tool import Effect, ToolResult
 from etude.sandbox.protocol import WORKSPACE_ROOT, Rights
 
 _PLAIN_SHELL = frozenset({"command", "timeout", "cwd", "background"})
@@ -110,6 +110,8 @@ class Permissions:
     settings: Path = field(default_factory=user_settings_path)
 
     pending: Sequence[Brought] = ()
+    failures: list[str] = field(default_factory=list[str])
+    """What hooks failed at and nobody has been told yet."""
 
     @classmethod
     def load(
@@ -180,6 +182,7 @@ class Permissions:
         verdict = self._verdict(request)
         if verdict.answer is not _Answer.REFUSE and self.hooks is not None:
             outcome = await self.hooks.before_tool(request)
+            self.failures.extend(outcome.failures)
             if outcome.refusal is not None:
                 return Permission(False, "hook", outcome.refusal)
         if verdict.answer is _Answer.ASK:
@@ -193,6 +196,12 @@ class Permissions:
         if self.before_change is not None and self._changes(request):
             await self.before_change(request)
         return Permission(True, verdict.by, verdict.why)
+
+    async def ran(self, request: Request, result: ToolResult) -> None:
+        """See `Gate.ran`: tells the hooks."""
+        if self.hooks is not None:
+            outcome = await self.hooks.after_tool(request, result)
+            self.failures.extend(outcome.failures)
 
     def _changes(self, request: Request) -> bool:
         """Whether files may be different afterwards."""
@@ -377,6 +386,10 @@ class Narrowed:
         if self.readonly and request.effect is Effect.WRITE:
             return Permission(False, "mode", "this sub-agent may only read")
         return await self.parent.check(request)
+
+    async def ran(self, request: Request, result: ToolResult) -> None:
+        """See `Gate.ran`."""
+        await self.parent.ran(request, result)
 
     def narrowed(self, *, readonly: bool) -> Narrowed:
         """See `Gate.narrowed`."""

@@ -12,7 +12,8 @@ from etude.sandbox.protocol import WORKSPACE_ROOT, Workspace, WorkspaceError
 
 def guest_path(path: str) -> str:
     """`path` as an absolute one inside the guest, `.` and `..` resolved as text."""
-    return posixpath.normpath(posixpath.join(WORKSPACE_ROOT, path))
+    # normpath keeps two leading slashes, which Linux does not tell from one.
+    return "/" + posixpath.normpath(posixpath.join(WORKSPACE_ROOT, path)).lstrip("/")
 
 
 async def load(context: ToolContext, path: str) -> bytes | None:

@@ -1,0 +1,206 @@
+"""A person's session on real files: kept states, undo, hooks, sub-agents, resume."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from etude.agent.backend import local_backend
+from etude.agent.live import Drivers, LiveOptions, LiveSession, open_live
+from etude.agent.permissions import Mode
+from etude.agent.sessions import SessionStore
+from etude.errors import EtudeError
+from etude.inference.settings import EngineSettings
+from etude.records import Event, EventKind, StopReason
+from etude.sandbox.protocol import Sandbox
+
+T = TypeVar("T")
+
+
+class Desk:
+    """A project, a script and a place for state, all of them temporary."""
+
+    def __init__(self, folder: Path, sandbox: Sandbox) -> None:
+        self.folder, self.sandbox = folder, sandbox
+        self.project = folder / "project"
+        self.project.mkdir()
+        self.said: list[str] = []
+        self.children: list[tuple[str, Event]] = []
+
+    def script(self, *turns: Any) -> None:
+        (self.folder / "script.json").write_text(
+            json.dumps({"turns": [{"calls": t} if isinstance(t, list) else t for t in turns]})
+        )
+
+    def run(
+        self, work: Callable[[LiveSession], Awaitable[T]], mode: Mode = Mode.AUTO, **options: Any
+    ) -> T:
+        async def opened() -> Sandbox:
+            return self.sandbox
+
+        async def go() -> T:
+            backend = local_backend(f"script:{self.folder / 'script.json'}", EngineSettings())
+            drivers = Drivers(
+                backend,
+                opened,
+                say=self.said.append,
+                on_child_event=lambda name, event: self.children.append((name, event)),
+            )
+            store = SessionStore(self.folder / "sessions")
+            async with await open_live(
+                drivers, LiveOptions(self.project, mode=mode), store=store, **options
+            ) as live:
+                return await work(live)
+
+        return asyncio.run(go())
+
+
+@pytest.fixture
+def desk(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setenv("ETUDE_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("ETUDE_CONFIG", str(tmp_path / "config"))
+    return Desk(tmp_path, sandbox)
+
+
+def results(live: LiveSession) -> list[Any]:
+    return [e.data for e in live.session.events if e.kind is EventKind.TOOL_RESULT]
+
+
+def test_edits_are_in_the_real_folder_and_can_be_taken_back(desk: Desk) -> None:
+    (desk.project / "a.py").write_bytes(b"one\r\n")
+    (desk.project / "keep").write_bytes(b"\xff\x00")
+    desk.script(
+        [["edit", {"path": "a.py", "old": "one", "new": "two"}]],
+        [["shell", {"command": "rm keep; echo new > b"}]],
+        {"text": "Changed."},
+        {"text": "I see."},
+    )
+
+    async def work(live: LiveSession) -> str:
+        assert await live.prompt("Change.") is StopReason.FINISHED
+        assert (desk.project / "a.py").read_bytes() == b"two\r\n"
+        assert not (desk.project / "keep").exists()
+        changed = await live.changes()
+        await live.undo()
+        await live.prompt("Now?")
+        return changed
+
+    changed = desk.run(work)
+    assert "+two" in changed
+    assert (desk.project / "a.py").read_bytes() == b"one\r\n"
+    assert (desk.project / "keep").read_bytes() == b"\xff\x00"
+    assert not (desk.project / "b").exists()
+
+
+def test_case_17_a_state_is_kept_before_a_command_of_a_sub_agent_too(desk: Desk) -> None:
+    (desk.project / "a").write_text("before")
+    desk.script(
+        [["task", {"prompt": "Wipe a.", "readonly": False}]],
+        [["shell", {"command": "echo after > a"}]],
+        {"text": "Wiped."},
+        {"text": "All done."},
+    )
+
+    async def work(live: LiveSession) -> list[str]:
+        await live.prompt("Delegate.")
+        assert results(live)[-1]["text"] == "Wiped."
+        assert live.session.budget.sampled == sum(
+            event.data["sampled_tokens"]
+            for events in (live.session.events, [event for _, event in desk.children])
+            for event in events
+            if event.kind is EventKind.ASSISTANT
+        )
+        return [kept.label for kept in live.checkpoints.list()]
+
+    labels = desk.run(work)
+    assert (desk.project / "a").read_text() == "after\n"
+    assert "before: echo after > a" in labels
+    assert {name.rpartition(".")[2] for name, _ in desk.children} == {"1"}
+
+
+def test_case_19_a_sub_agent_may_not_more_than_its_parent(desk: Desk) -> None:
+    (desk.project / "a").write_text("before")
+    desk.script(
+        [["task", {"prompt": "Write.", "readonly": False}]],
+        [["write", {"path": "a", "content": "x"}], ["shell", {"command": "echo x > a"}]],
+        {"text": "Tried."},
+        {"text": "Done."},
+    )
+    desk.run(lambda live: live.prompt("Delegate."), mode=Mode.READ_ONLY)
+    told = [e.data["error_class"] for _, e in desk.children if e.kind is EventKind.TOOL_RESULT]
+    assert told == ["refused", "nonzero_exit"]
+    assert (desk.project / "a").read_text() == "before"
+
+
+def test_case_18_plan_mode_is_a_read_only_mount(desk: Desk) -> None:
+    desk.script(
+        [["shell", {"command": "echo x > f"}]],
+        {"text": "A plan."},
+        [["shell", {"command": "echo x > f"}]],
+    )
+
+    async def work(live: LiveSession) -> list[Any]:
+        await live.prompt("Plan.")
+        live.set_mode(Mode.AUTO)
+        await live.prompt("Do it.")
+        return results(live)
+
+    first, second = desk.run(work, mode=Mode.PLAN)
+    assert "Read-only file system" in first["text"]
+    assert second["error_class"] is None
+    assert (desk.project / "f").read_text() == "x\n"
+
+
+def test_hooks_of_the_person_run_at_their_events(desk: Desk) -> None:
+    config = desk.folder / "config"
+    config.mkdir()
+    told = desk.folder / "told"
+    program = desk.folder / "hook.py"
+    program.write_text(
+        f"import json, sys\nevent = json.load(sys.stdin)\nopen({str(told)!r}, 'a').write("
+        "event['event'] + ' ' + event.get('tool', '-') + '\\n')\n"
+        "if event['event'] == 'stop': sys.exit('not well')\n"
+    )
+    command = json.dumps([sys.executable, str(program)])
+    (config / "settings.toml").write_text(
+        "".join(
+            f'[[hooks]]\nevent = "{name}"\ncommand = {command}\n'
+            for name in ("before_tool", "after_tool", "session_start", "stop")
+        )
+    )
+    desk.script([["glob", {"pattern": "*"}]], {"text": "Done."})
+    desk.run(lambda live: live.prompt("Look."))
+    lines = ["session_start -", "before_tool glob", "after_tool glob", "stop -"]
+    assert told.read_text().splitlines() == lines
+    assert any("not well" in sentence for sentence in desk.said)
+
+
+def test_a_session_goes_on_where_it_was(desk: Desk) -> None:
+    desk.script([["todo", {"entries": [{"text": "later", "state": "open"}]}]], {"text": "First."})
+
+    async def first(live: LiveSession) -> str:
+        await live.prompt("Begin.")
+        return live.session.session_id
+
+    name = desk.run(first)
+    desk.script({"text": "Second."})
+
+    async def second(live: LiveSession) -> None:
+        assert [todo.text for todo in live.session.context.todos] == ["later"]
+        await live.prompt("Go on.")
+        texts = [e.data["text"] for e in live.session.events if e.kind is EventKind.USER]
+        assert texts == ["Begin.", "Go on."]
+
+    desk.run(second, resume=name)
+
+
+@pytest.mark.parametrize("folder", ["/", "~", "missing"])
+def test_far_too_much_is_no_project(desk: Desk, folder: str) -> None:
+    desk.script({"text": "never said"})
+    desk.project = Path(folder).expanduser()
+    with pytest.raises(EtudeError, match="folder"):
+        desk.run(lambda live: live.prompt("x"))
