@@ -74,6 +74,10 @@ def joiners_of(parent: int) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 async def until_running(*words: str) -> None:
     await until(lambda: running(*words))
 
@@ -342,13 +346,27 @@ def test_a_guest_that_died_is_replaced(opened: Opener) -> None:
             await workspace.write("n", b"kept")
             await workspace.start(["sleep", "6106"])
             await until_running("sleep", "6106")
-            # Process 1 of the command's namespace, above it the guest that stays.
-            parent = Path(f"/proc/{running('sleep', '6106')[0]}/stat").read_text().split()[3]
-            above = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
-            os.kill(int(above), signal.SIGKILL)
+            # The command that waits in the guest that stays, and its process 1 above it.
+            os.kill(parent_of(running("/bin/cat")[-1]), signal.SIGKILL)
             assert not (await ended(workspace, "1")).running
             assert (await workspace.read("n")) == b"kept"
             assert (await shell(workspace, "echo again")).stdout == "again\n"
+
+    asyncio.run(main())
+
+
+def test_a_porter_that_died_is_replaced(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as workspace:
+            await workspace.start(["sleep", "6108"])
+            await until_running("sleep", "6108")
+            # Above the command its process 1, above that the porter.
+            porter = parent_of(parent_of(running("sleep", "6108")[0]))
+            os.kill(porter, signal.SIGKILL)
+            await until(lambda: not Path(f"/proc/{porter}").exists())
+            assert (await shell(workspace, "echo again")).stdout == "again\n"
+            assert (await workspace.jobs())[0].running
+        assert not running("sleep", "6108")
 
     asyncio.run(main())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from etude.errors import EtudeError
 from etude.sandbox.guest import Guest
-from etude.sandbox.launcher import Bounds, Command, Launcher, Tree
+from etude.sandbox.launcher import GUEST_OWN, Bounds, Command, Launcher, Tree
 from etude.sandbox.layers import delete_tree
 from etude.sandbox.place import Place
 from etude.sandbox.process import Capture
@@ -169,7 +169,7 @@ class BubblewrapSandbox:
         group = launcher.new_group(limits)
         try:
             process = launcher.construct(image, layer, command, stdout.feed, stderr.feed)
-            bounds, tree = Bounds(layer, limits, group), Tree(process.monitor_pid, 1)
+            bounds, tree = Bounds(layer, limits, group), Tree((process.monitor_pid,), GUEST_OWN)
             ended = await launcher.run(process, b"", bounds, tree, timeout, stderr)
         finally:
             if group is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from etude.sandbox.launcher import Bounds, Command, Launcher, Tree
+from etude.sandbox.launcher import GUEST_OWN, Bounds, Command, Launcher, Tree
 from etude.sandbox.layers import delete_tree
 from etude.sandbox.limits import Group
 from etude.sandbox.process import Capture, GuestProcess, uninterrupted
@@ -85,8 +85,8 @@ class Guest:
         ]
 
     def _bounds(self, process: GuestProcess) -> tuple[Bounds, Tree]:
-        # The guest's own init is one of its processes.
-        return Bounds(self._layer, self._limits, self._group), Tree(process.monitor_pid, 1)
+        bounds = Bounds(self._layer, self._limits, self._group)
+        return bounds, Tree((process.monitor_pid,), GUEST_OWN)
 
     def _feed(self, data: bytes) -> None:
         if self._killed:

@@ -9,14 +9,13 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from etude.sandbox.process import End, readable
+from etude.sandbox.process import End, readable, running
 from etude.sandbox.protocol import WorkspaceError
 
 _WAITING = "/bin/cat"
@@ -115,11 +114,7 @@ class Holder:
 
     def alive(self) -> bool:
         """Whether commands can join."""
-        if self._init is None:
-            return False
-        poll = select.poll()
-        poll.register(self._init, select.POLLIN)
-        return not poll.poll(0)
+        return self._init is not None and running(self._init)
 
     def kill(self) -> None:
         """Kill everything in the guest, now, without waiting."""

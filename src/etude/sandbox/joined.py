@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import marshal
 import os
 import socket
 import subprocess
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import cast
 
 from etude.sandbox import joiner
-from etude.sandbox.process import End, Input, Pipe, uninterrupted
+from etude.sandbox.process import End, Input, Pipe, host_pid, readable, running, uninterrupted
 from etude.sandbox.protocol import WorkspaceError
 
 
@@ -34,7 +34,7 @@ class Request:
 
 
 class Joiner:
-    """The program that brings commands into guests: one process, started when first needed and
+    """The program that brings porters into guests: one process, started when first needed and
     again should it have died."""
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Joiner:
         self._requests = ours
         return ours
 
-    def send(self, descriptors: Sequence[int]) -> None:
-        """Start a child with these (see `joiner.DESCRIPTORS`). Raises OSError."""
-        socket.send_fds(self._socket(), [b"join"], list(descriptors))
+    def enter(self, descriptors: Sequence[int]) -> None:
+        """Start a porter with these (see `joiner.ENTER_DESCRIPTORS`). Raises OSError."""
+        socket.send_fds(self._socket(), [b"enter"], list(descriptors))
 
     def close(self) -> None:
-        """End the program; commands that it brought in go on. Idempotent."""
+        """End the program; porters and commands go on. Idempotent."""
         if self._requests is not None:
             self._requests.close()
             self._requests = None
@@ -75,24 +75,88 @@ class Joiner:
             self._process = None
 
 
+class Porter:
+    """Who starts commands in a guest, and dies with it. Construct, `await ready(...)`, then put
+    it under the limits, which all commands inherit. Bound to no event loop. Raises OSError."""
+
+    def __init__(self, starter: Joiner, entrance: tuple[int, int]) -> None:
+        self._process: int | None = None
+        self._pid = 0
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                starter.enter((theirs.fileno(), *entrance))
+            except BaseException:
+                ours.close()
+                raise
+        self._requests = ours
+
+    async def ready(self, seconds: float) -> int:
+        """Wait until it stands in the guest. Returns its host id. Raises WorkspaceError."""
+        if not await readable(self._requests.fileno(), seconds):
+            raise WorkspaceError(f"nobody could enter a guest in {seconds:.0f} s")
+        message, descriptors, _, _ = socket.recv_fds(self._requests, 1 << 16, 1)
+        if descriptors:
+            self._process = descriptors[0]
+            pid = host_pid(self._process)
+            if pid is not None:
+                self._pid = pid
+                return pid
+        why = marshal.loads(message)[1] if message and not descriptors else "it is gone"
+        raise WorkspaceError(f"could not enter a guest: {why}")
+
+    @property
+    def pid(self) -> int:
+        """Host id; the commands that it started descend from it."""
+        return self._pid
+
+    def alive(self) -> bool:
+        """Whether it can start commands."""
+        return self._process is not None and running(self._process)
+
+    def send(self, descriptors: Sequence[int]) -> None:
+        """Start a command with these (see `joiner.COMMAND_DESCRIPTORS`). Raises OSError."""
+        socket.send_fds(self._requests, [b"run"], list(descriptors))
+
+    def close(self) -> None:
+        """Let it end, unless it does something just now. Idempotent."""
+        self._requests.close()
+
+    async def end(self, seconds: float) -> None:
+        """Kill it and wait until it is dead and collected: the guest's process 1 cannot end
+        before. Raises WorkspaceError when it outlives `seconds`."""
+        self.close()
+        if self._process is None:
+            return
+        process, self._process = End(self._process), None
+        process.kill()
+        try:
+            async with asyncio.timeout(seconds):
+                await process.over.wait()
+        except TimeoutError:
+            raise WorkspaceError(f"a killed guest was not gone after {seconds:.0f} s") from None
+        finally:
+            process.reap()  # It fell to us if the joiner died before it.
+            process.close()
+
+
 class JoinedProcess:
-    """A command in a guest, from start to death. Used like `GuestProcess`: construct, `await
-    ready()`, set limits, `release()`, `await finished(...)`, and in any case `await end()`.
+    """A command in a guest, from start to death, under the limits of its porter. Used like
+    `GuestProcess`, though it begins at once: construct, `await finished(...)`, and in any case
+    `await end()`.
 
     With one output for both streams, `stderr` is None. Raises OSError when it cannot be started.
     """
 
     def __init__(
         self,
-        starter: Joiner,
-        entrance: tuple[int, int],
+        porter: Porter,
         request: Request,
         *,
         stdout: Callable[[bytes], None],
         stderr: Callable[[bytes], None] | None,
     ) -> None:
         self._ended = False
-        self._released = False
         self._left = False
         self._exit: int | None = None
         self._failure = ""
@@ -112,9 +176,9 @@ class JoinedProcess:
             theirs.callback(control.close)
             wanted = os.memfd_create("etude-request")
             theirs.callback(os.close, wanted)
-            _write(wanted, json.dumps(asdict(request)).encode())
+            _write(wanted, marshal.dumps(asdict(request)))
             streams = (pipes[0][0], pipes[1][1], pipes[-1][1])
-            starter.send((*streams, control.fileno(), wanted, *entrance))
+            porter.send((*streams, control.fileno(), wanted))
             ours.pop_all()
         self.stdin = Input(pipes[0][1])
         self.stdout = Pipe(pipes[1][0], stdout)
@@ -132,11 +196,11 @@ class JoinedProcess:
         if descriptors:
             self._process = End(descriptors[0])
         elif message:
-            word, detail = cast("list[object]", json.loads(message))
+            word, detail = cast("tuple[str, object]", marshal.loads(message))
             if word == joiner.FAILED:
                 self._failure = str(detail)
             else:
-                self._exit, self._left = int(str(detail)), word == joiner.LEFT
+                self._exit, self._left = cast("int", detail), word == joiner.LEFT
         else:
             self._loop.remove_reader(self._control.fileno())
         if not message or not descriptors:
@@ -144,25 +208,23 @@ class JoinedProcess:
         self._told.set()
 
     async def ready(self, seconds: float) -> int | None:
-        """Wait until its process 1 waits for `release`. Returns the host id of that; None when it
-        failed before. Raises WorkspaceError at the deadline."""
+        """Wait until it is there. Returns None, since there is nothing to limit. Raises
+        WorkspaceError at the deadline."""
         try:
-            await asyncio.wait_for(self._told.wait(), seconds)
+            async with asyncio.timeout(seconds):  # `wait_for` may swallow a cancellation.
+                await self._told.wait()
         except TimeoutError:
-            raise WorkspaceError(f"no command could join its guest in {seconds:.0f} s") from None
-        return None if self._process is None else self._process.host_pid()
+            raise WorkspaceError(f"no command could be started in {seconds:.0f} s") from None
+        return None
 
     def release(self) -> None:
-        """Let the command begin."""
-        if not self._released:
-            self._released = True
-            with contextlib.suppress(OSError):
-                self._control.send(joiner.GO)
+        """It began by itself."""
 
     async def finished(self, seconds: float | None) -> bool:
         """Wait for the command's end. False when `seconds` passed before."""
         try:
-            await asyncio.wait_for(self._over.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
         except TimeoutError:
             return False
         return True

@@ -1,40 +1,48 @@
-"""Running one command inside a guest that stays. A program of its own (`python -I -S joiner.py
-FD`), small and without threads, because the steps need processes that fork and change namespaces.
+"""Running commands inside a guest that stays. A program of its own (`python -I -S joiner.py FD`),
+small and without threads, because the steps need processes that fork and change namespaces; what
+it imports is copied with every fork.
 
 It lives outside every guest, talks only to the process that started it, and reads nothing that a
-guest wrote. For each message on its socket it forks; the child (below "the first") takes the
-descriptors that came with the message and becomes, step by step, less:
+guest wrote. Brought up step by step, each with less rights than the one before:
 
-1. the first enters the guest's namespaces, with all rights over them and none outside;
-2. the second, now inside the guest's process namespace, makes a process and a mount namespace;
-3. the third is process 1 of that namespace. It waits until its limits are set, mounts what the
-   command's rights forbid and a `/proc` of its own, gives up every privilege for good, and only
-   then starts the command. Its end takes with it whatever the command left behind. Commands
-   cannot see one another, nor read this process, whose memory and program are the host's.
+1. The joiner forks for each guest. The child enters the guest's namespaces, with all rights over
+   them and none outside, and forks in turn, since only a child enters a process namespace.
+2. That one, the guest's porter, stays as long as the guest, under its limits. It forks for each
+   command, into a new process namespace.
+3. That one is process 1 there. It mounts what the command's rights forbid and a `/proc` of its
+   own, gives up every privilege for good, and only then starts the command. Its end takes with it
+   whatever the command left behind. Commands see neither one another nor a porter, and cannot
+   read this process, whose memory and program are the host's.
 
-Nothing of other commands is in its memory: the request is read by the child alone.
+Requests are read by the last alone, so nothing of other commands is in its memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
+import gc
+import marshal
 import os
 import signal
 import socket
 import stat
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from functools import partial
 
-DESCRIPTORS = 7
-"""Passed with each message: standard input, output and error, the control socket, the request, the
-user namespace that owns the guest, and the guest's process 1."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
+ENTER_DESCRIPTORS = 3
+"""Passed to the joiner: the porter's socket, the user namespace that owns the guest, and the
+guest's process 1."""
+COMMAND_DESCRIPTORS = 5
+"""Passed to a porter: standard input, output and error, the control socket, the request."""
 FAILED, EXITED, LEFT = "failed", "exited", "left"
 """Words on the control socket: the sandbox failed; the command ended; it did, and left processes
 that go on."""
-GO = b"go"
 NOT_RUN, NOT_FOUND = 126, 127
 WORKSPACE, REPOSITORY = "/workspace", "/repository.git"
 HIDDEN_FILE, HIDDEN_FOLDER = "/etc/hidden-file", "/etc/hidden-folder"
@@ -46,6 +54,7 @@ _CLONE_NEWNET = 0x40000000
 _GUEST = _CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWIPC | _CLONE_NEWPID | _CLONE_NEWNET
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -64,7 +73,7 @@ def _checked(result: int, what: str) -> None:
 
 def _prctl(option: int, value: int) -> int:
     zero = ctypes.c_ulong(0)
-    return cast("int", _libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
+    return int(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int) -> None:
@@ -168,9 +177,9 @@ def _mount_view(request: dict[str, Any]) -> None:
             if os.path.isdir(top):  # noqa: PTH112
                 _make_readonly(top, below=True)
     pinned = set[str]()
-    for path in cast("list[str]", request["guarded"]):
+    for path in request["guarded"]:
         _guard(path, pinned)
-    for path in cast("list[str]", request["hidden"]):
+    for path in request["hidden"]:
         _hide(f"{WORKSPACE}/{path}", pinned)
 
 
@@ -189,35 +198,42 @@ def _drop_privileges() -> None:
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "cannot hide from the guest")
 
 
-def _say(control: socket.socket, word: str, detail: object) -> None:
+def _say(control: socket.socket, word: str, detail: int | str) -> None:
     # The other side may be gone; then it has killed us or is about to.
     try:
-        control.send(json.dumps([word, detail]).encode())
+        control.send(marshal.dumps((word, detail)))
     except OSError:
         os._exit(1)
 
 
-def _command(request: dict[str, Any]) -> NoReturn:
-    """Become the command. Its exit code tells when that is impossible, as a shell's would."""
-    argv, cwd = cast("list[str]", request["argv"]), cast("str", request["cwd"])
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores these two.
+def _spawn(request: dict[str, Any]) -> tuple[int, str]:
+    """Start the command: (its number, ""), or (an exit code as a shell's would be, why it could
+    not be run). Not by a fork, which would copy this process for nothing."""
+    argv, env = request["argv"], request["env"]
     try:
-        os.chdir(cwd)
+        os.chdir(request["cwd"])
     except (OSError, ValueError) as error:
-        _give_up(cwd, error, NOT_RUN)
-    try:
-        os.execvpe(argv[0], argv, cast("dict[str, str]", request["env"]))
-    except FileNotFoundError as error:
-        _give_up(argv[0], error, NOT_FOUND)
-    except (OSError, ValueError) as error:
-        _give_up(argv[0], error, NOT_RUN)
+        return NOT_RUN, f"{request['cwd']}: {_reason(error)}"
+    name: str = argv[0]
+    places = [name]
+    if "/" not in name:
+        places = [f"{folder or '.'}/{name}" for folder in env.get("PATH", os.defpath).split(":")]
+    found: Exception = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for place in places:
+        try:
+            # Python ignores these two.
+            defaults = (signal.SIGPIPE, signal.SIGXFSZ)
+            return os.posix_spawn(place, argv, env, setsigdef=defaults), ""
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            found = error
+    code = NOT_FOUND if isinstance(found, FileNotFoundError) else NOT_RUN
+    return code, f"{name}: {_reason(found)}"
 
 
-def _give_up(name: str, error: Exception, code: int) -> NoReturn:
-    reason = error.strerror if isinstance(error, OSError) else error
-    os.write(2, f"{name}: {reason}\n".encode(errors="replace"))
-    os._exit(code)
+def _reason(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _status(status: int) -> int:
@@ -235,36 +251,32 @@ def _remaining() -> bool:
     return True
 
 
-def _third(streams: Sequence[int], control: socket.socket, request: int, guest: int) -> None:
+def _process_1(descriptors: Sequence[int], control: socket.socket, guest: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     socket.send_fds(control, [b"pid"], [os.pidfd_open(os.getpid())])
-    if control.recv(16) != GO:
-        os._exit(1)
-    wanted = cast("dict[str, Any]", json.loads(os.pread(request, os.fstat(request).st_size, 0)))
-    _checked(_libc.unshare(_CLONE_NEWCGROUP), "cannot hide the control group")
-    _mount_view(wanted)
+    request = marshal.loads(os.pread(descriptors[4], os.fstat(descriptors[4]).st_size, 0))
+    _checked(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWCGROUP), "cannot make namespaces")
+    _mount_view(request)
     _checked(_libc.setns(guest, _CLONE_NEWUSER), "cannot enter the user namespace")
     _drop_privileges()
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
+    for number in range(3):
+        os.dup2(descriptors[number], number)
+    control.set_inheritable(False)  # The command's own descriptors are the three.
     os.closerange(3, control.fileno())
     os.closerange(control.fileno() + 1, _MOST_DESCRIPTORS)
-    try:
-        child = os.fork()
-    except BlockingIOError as error:  # Other commands of this workspace use up its processes.
-        os.write(2, f"{wanted['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
-        _say(control, EXITED, NOT_RUN)
+    child, failure = _spawn(request)
+    if failure:
+        os.write(2, f"{failure}\n".encode(errors="replace"))
+        _say(control, EXITED, child)
         return
-    if child == 0:
-        control.close()
-        _command(wanted)
     for number in range(3):
         os.close(number)
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
             break
-    if wanted["keep"] and _remaining():
+    if request["keep"] and _remaining():
         _say(control, LEFT, _status(status))
         while _remaining():
             os.waitpid(-1, 0)
@@ -272,47 +284,75 @@ def _third(streams: Sequence[int], control: socket.socket, request: int, guest: 
         _say(control, EXITED, _status(status))
 
 
-def _first(descriptors: Sequence[int]) -> NoReturn:
+def _start(descriptors: Sequence[int], requests: socket.socket, guest: int) -> None:
+    """Fork process 1 of a command."""
     control = socket.socket(fileno=descriptors[3])
-    owner, guest = descriptors[5:]
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _checked(_libc.setns(owner, _CLONE_NEWUSER), "cannot take the guest's rights")
-        _checked(_libc.setns(guest, _GUEST), "cannot enter the guest")
-        second = os.fork()
-        if second != 0:
-            # Its child then belongs to the guest's own process 1, which collects it.
-            os.waitpid(second, 0)
-            os._exit(0)
-        _checked(_libc.unshare(_CLONE_NEWPID | _CLONE_NEWNS), "cannot make namespaces")
-        if os.fork() != 0:
-            os._exit(0)
-        _third(descriptors[:3], control, descriptors[4], guest)
+        # Back to the guest's own process namespace, from which the next one is made.
+        _checked(_libc.setns(guest, _CLONE_NEWPID), "cannot stay in the guest")
+        _checked(_libc.unshare(_CLONE_NEWPID), "cannot make a process namespace")
+        if os.fork() == 0:
+            requests.close()
+            _ending(control, partial(_process_1, descriptors, control, guest))
+    except OSError as error:
+        _say(control, FAILED, str(error.strerror))
+    control.detach()
+
+
+def _ending(control: socket.socket, work: Callable[[], None]) -> NoReturn:
+    """Do the work of a forked child, which has nobody above it to be told, and end."""
+    try:
+        work()
         os._exit(0)
     except OSError as error:
-        _say(control, FAILED, error.strerror)
-    except BaseException as error:  # noqa: BLE001  a forked child has nobody above it to be told
+        _say(control, FAILED, str(error.strerror))
+    except BaseException as error:  # noqa: BLE001  see above
         _say(control, FAILED, repr(error))
     os._exit(1)
 
 
-def main() -> None:
-    """Serve until the other end of the socket is closed."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The first ones are collected by the kernel.
+def _porter(requests: socket.socket, guest: int) -> None:
+    os.setsid()
+    socket.send_fds(requests, [b"pid"], [os.pidfd_open(os.getpid())])
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, 16, DESCRIPTORS)
+        message, descriptors, _, _ = socket.recv_fds(requests, 16, COMMAND_DESCRIPTORS)
         if not message:
             return
+        _start(descriptors, requests, guest)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _enter(requests: socket.socket, owner: int, guest: int) -> None:
+    _checked(_libc.setns(owner, _CLONE_NEWUSER), "cannot take the guest's rights")
+    _checked(_libc.setns(guest, _GUEST), "cannot enter the guest")
+    os.close(owner)
+    if os.fork() == 0:
+        _ending(requests, partial(_porter, requests, guest))
+
+
+def main() -> None:
+    """Serve until the other end of the socket is closed."""
+    gc.disable()  # It would write to pages that the children share.
+    guests = socket.socket(fileno=int(sys.argv[1]))
+    # All that end below us are collected by the kernel.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "cannot adopt orphans")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(guests, 16, ENTER_DESCRIPTORS)
+        if not message:
+            return
+        requests = socket.socket(fileno=descriptors[0])
         try:
-            first = os.fork()
-        except OSError:
-            first = -1  # The closed control socket tells.
-        if first == 0:
-            requests.close()
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            _first(descriptors)
+            child = os.fork()
+        except OSError as error:
+            _say(requests, FAILED, str(error.strerror))
+            child = -1
+        if child == 0:
+            guests.close()
+            _ending(requests, partial(_enter, requests, *descriptors[1:]))
+        requests.detach()
         for descriptor in descriptors:
             os.close(descriptor)
 

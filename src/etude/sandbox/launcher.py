@@ -12,10 +12,10 @@ from typing import Protocol
 
 from etude.errors import EtudeError
 from etude.sandbox.holder import Holder
-from etude.sandbox.joined import JoinedProcess, Joiner, Request
+from etude.sandbox.joined import JoinedProcess, Joiner, Porter, Request
 from etude.sandbox.layers import copy_layer, delete_tree, layer_bytes
 from etude.sandbox.limits import Group, Groups, open_groups, set_resource_limits, tree_usage
-from etude.sandbox.process import Capture, GuestProcess, Input, adopt_orphans
+from etude.sandbox.process import Capture, GuestProcess, Input, adopt_orphans, uninterrupted
 from etude.sandbox.protocol import WORKSPACE_ROOT, Image, Limits, Rights, WorkspaceError
 from etude.sandbox.runfolder import RunFolder
 from etude.sandbox.settings import SandboxSettings
@@ -28,6 +28,11 @@ NOT_FOUND_EXIT = 127
 NOT_RUN_EXIT = 126
 _ERROR_BYTES = 4096
 _MEMORY_NOTE = "killed, most likely for its memory"
+GUEST_OWN = 1
+"""Processes of a guest that are the sandbox's: its process 1. With joined commands (JOINED_OWN) the
+guest's two, the porter, and the command's process 1; the last two are in the control group, the
+porter is a root of the tree."""
+JOINED_OWN, JOINED_GROUPED = 4, 2
 _WATCH_SHARE = 10
 """Measuring takes at most one part in so many of the time."""
 MISSING = (
@@ -73,9 +78,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Tree:
-    """The processes of a guest: all that descend from `pid`, `own` of them the sandbox's."""
+    """The processes of a guest: all that descend from `roots`, `own` of them the sandbox's."""
 
-    pid: int
+    roots: tuple[int, ...]
     own: int
 
 
@@ -138,12 +143,13 @@ class Launcher:
             ) from error
         return layer
 
-    def new_group(self, limits: Limits) -> Group | None:
-        """A control group for one workspace, None where this machine allows none."""
+    def new_group(self, limits: Limits, own: int = GUEST_OWN) -> Group | None:
+        """A control group for one workspace, with room for `own` processes of the sandbox; None
+        where this machine allows none."""
         if self._groups is None:
             return None
         try:
-            return self._groups.make(self.folder.new("guest").name, limits)
+            return self._groups.make(self.folder.new("guest").name, limits, own)
         except OSError as error:
             raise WorkspaceError(f"could not make a control group: {error}") from error
 
@@ -189,9 +195,36 @@ class Launcher:
         except (OSError, ValueError) as error:
             raise WorkspaceError(f"could not start bubblewrap: {error}") from error
 
+    async def porter(self, holder: Holder, limits: Limits, group: Group | None) -> Porter:
+        """Who starts commands in a guest that stays, under its limits; the caller must `end()` it.
+        Raises WorkspaceError."""
+        try:
+            porter = Porter(self._joiner, holder.entrance)
+        except OSError as error:
+            raise WorkspaceError(f"could not enter a guest: {error}") from error
+        try:
+            self._limit(await porter.ready(self.settings.start_seconds), limits, group, JOINED_OWN)
+        except BaseException as error:
+            await uninterrupted(porter.end(self.settings.death_seconds))
+            if isinstance(error, ProcessLookupError):
+                raise WorkspaceError("a guest ended as soon as it was set up") from error
+            raise
+        return porter
+
+    @staticmethod
+    def _limit(pid: int, limits: Limits, group: Group | None, own: int) -> None:
+        try:
+            if group is not None:
+                group.add(pid)
+            set_resource_limits(pid, limits, grouped=group is not None, own=own)
+        except ProcessLookupError:
+            raise
+        except OSError as error:
+            raise WorkspaceError(f"could not limit a guest: {error}") from error
+
     def join(
         self,
-        holder: Holder,
+        porter: Porter,
         command: Command,
         rights: Rights,
         stdout: Callable[[bytes], None],
@@ -212,27 +245,19 @@ class Launcher:
             keep=keep,
         )
         try:
-            return JoinedProcess(
-                self._joiner, holder.entrance, request, stdout=stdout, stderr=stderr
-            )
+            return JoinedProcess(porter, request, stdout=stdout, stderr=stderr)
         except OSError as error:
             raise WorkspaceError(f"could not start a command: {error}") from error
 
     async def begin(self, process: Process, bounds: Bounds, tree: Tree) -> None:
-        """Put a constructed guest under its limits and let the command begin. A guest that
-        failed while being set up is left for `outcome` to tell about."""
+        """Put a constructed guest under its limits and let the command begin; one that joined is
+        under them already. A guest that failed while being set up is left for `outcome` to tell
+        about."""
         pid = await process.ready(self.settings.start_seconds)
         if pid is None:
             return
-        grouped = bounds.group is not None
-        try:
-            if bounds.group is not None:
-                bounds.group.add(pid)
-            set_resource_limits(pid, bounds.limits, grouped=grouped, own=tree.own)
-        except ProcessLookupError:
-            return
-        except OSError as error:
-            raise WorkspaceError(f"could not limit a guest: {error}") from error
+        with contextlib.suppress(ProcessLookupError):
+            self._limit(pid, bounds.limits, bounds.group, tree.own)
         process.release()
 
     async def run(
@@ -284,22 +309,19 @@ class Launcher:
 
     async def watch(self, bounds: Bounds, tree: Tree, ceiling: int) -> str:
         """Measure a running guest until it is over a limit; returns which. Raises WorkspaceError
-        when the machine's disk is full."""
+        when the machine's disk is full or folders are nested too deep to be measured."""
         pause = self.settings.watch_seconds
         limits = bounds.limits
         while True:
             await asyncio.sleep(pause)
             begun = time.monotonic()
             if bounds.group is None:
-                usage = tree_usage(tree.pid)
-                if usage.processes > limits.processes + tree.own:
+                found = [tree_usage(root) for root in tree.roots]
+                if sum(usage.processes for usage in found) > limits.processes + tree.own:
                     return f"more than {limits.processes} processes"
-                if usage.rss_bytes > limits.memory_bytes:
+                if sum(usage.rss_bytes for usage in found) > limits.memory_bytes:
                     return f"more than {limits.memory_bytes >> 20} MB of memory"
-            try:
-                held = await asyncio.to_thread(layer_bytes, bounds.layer)
-            except WorkspaceError as error:
-                return str(error)
+            held = await asyncio.to_thread(layer_bytes, bounds.layer)
             if held > ceiling:
                 return _disk_note(ceiling)
             reason = bounds.check()

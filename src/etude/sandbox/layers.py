@@ -9,6 +9,8 @@ runs on a layer while it is copied or compared; it may while it is measured.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import shutil
 import stat
@@ -23,6 +25,9 @@ from etude.sandbox.protocol import Diff, WorkspaceError
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _ENTRY_BYTES = 1024
 """What a name costs beside its blocks, so that a million empty files are not free."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_SYS_OPENAT2, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 437, 4, 8
+_libc = ctypes.CDLL(None, use_errno=True)
 _VANISHED = (FileNotFoundError, NotADirectoryError)
 _PATH_BYTES = 4000
 """Linux refuses paths of 4096 bytes; a guest can nest deeper by relative steps."""
@@ -97,14 +102,37 @@ def layer_bytes(layer: Path) -> int:
             if len(os.fsencode(prefix)) > _PATH_BYTES:
                 raise WorkspaceError("the workspace nests folders deeper than a path can be long")
             with contextlib.ExitStack() as way, contextlib.suppress(*_VANISHED):
-                folder = top
-                for name in prefix.split("/")[:-1]:
-                    folder = _opened(name, folder, way)
-                for name, info in _members(folder):
+                for name, info in _members(_below_top(top, prefix, way)):
                     total += info.st_blocks * 512 + _ENTRY_BYTES
                     if stat.S_ISDIR(info.st_mode):
                         stack.append(f"{prefix}{name}/")
     return total
+
+
+def _below_top(top: int, path: str, stack: contextlib.ExitStack) -> int:
+    """The folder at `path` below the open folder `top`, reached without following a link."""
+    if not path:
+        return top
+    how = (ctypes.c_uint64 * 3)(_FOLDER, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+    found = _libc.syscall(
+        ctypes.c_long(_SYS_OPENAT2),
+        ctypes.c_int(top),
+        ctypes.c_char_p(os.fsencode(path)),
+        ctypes.byref(how),
+        ctypes.c_size_t(ctypes.sizeof(how)),
+    )
+    if found >= 0 and (os.geteuid() == 0 or os.fstat(found).st_mode & 0o500 == 0o500):
+        stack.callback(os.close, found)
+        return int(found)
+    if found >= 0:
+        os.close(found)
+    elif ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        raise FileNotFoundError(errno.ENOENT, path)
+    # Folders whose rights a guest took from their owner, who is us.
+    folder = top
+    for name in path.split("/")[:-1]:
+        folder = _opened(name, folder, stack)
+    return folder
 
 
 def _members(folder: int) -> Iterator[tuple[str, os.stat_result]]:
@@ -118,15 +146,14 @@ def _members(folder: int) -> Iterator[tuple[str, os.stat_result]]:
 def _opened(name: str, parent: int | None, stack: contextlib.ExitStack) -> int:
     """A folder, until the stack is left also one whose rights a guest took from its owner, who is
     us. O_NOFOLLOW makes a link NotADirectoryError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    found = os.open(name, flags | os.O_PATH, dir_fd=parent)
+    found = os.open(name, _FOLDER | os.O_NOFOLLOW | os.O_PATH, dir_fd=parent)
     stack.callback(os.close, found)
     place = Path(f"/proc/self/fd/{found}")
     mode = stat.S_IMODE(os.fstat(found).st_mode)
     if os.geteuid() != 0 and mode & 0o500 != 0o500:
         place.chmod(mode | 0o500)
         stack.callback(place.chmod, mode)
-    folder = os.open(place, flags & ~os.O_NOFOLLOW)
+    folder = os.open(place, _FOLDER)
     stack.callback(os.close, folder)
     return folder
 

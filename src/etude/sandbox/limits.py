@@ -73,7 +73,7 @@ class _Hierarchy:
     controllers: tuple[str, ...]
     version: int
 
-    def settings(self, limits: Limits) -> list[tuple[str, int, bool]]:
+    def settings(self, limits: Limits, own: int) -> list[tuple[str, int, bool]]:
         """(file, value, must it exist) for a group's ceilings."""
         found: list[tuple[str, int, bool]] = []
         if "memory" in self.controllers:
@@ -84,8 +84,7 @@ class _Hierarchy:
                 found.append(("memory.max", limits.memory_bytes, True))
                 found.append(("memory.swap.max", 0, False))
         if "pids" in self.controllers:
-            # The guest's own init is in the group too.
-            found.append(("pids.max", limits.processes + 1, True))
+            found.append(("pids.max", limits.processes + own, True))
         return found
 
 
@@ -121,14 +120,15 @@ class Groups:
         """The folders that hold all groups of this process."""
         return [hierarchy.parent / self._name for hierarchy in self._hierarchies]
 
-    def make(self, name: str, limits: Limits) -> Group:
-        """A new group with these ceilings. Raises OSError."""
+    def make(self, name: str, limits: Limits, own: int) -> Group:
+        """A new group with these ceilings, and room for `own` processes of the sandbox. Raises
+        OSError."""
         made: list[Path] = []
         for hierarchy in self._hierarchies:
             folder = hierarchy.parent / self._name / name
             folder.mkdir()
             made.append(folder)
-            for file, value, required in hierarchy.settings(limits):
+            for file, value, required in hierarchy.settings(limits, own):
                 if required or (folder / file).exists():
                     (folder / file).write_text(str(value))
         return Group(tuple(made))
@@ -177,7 +177,7 @@ def open_groups(name: str) -> Groups | None:
         folders = [hierarchy.parent / name for hierarchy in hierarchies]
         try:
             groups = Groups(hierarchies, name)
-            trial = groups.make("trial", Limits())
+            trial = groups.make("trial", Limits(), 1)
             _try_member(trial)
         except OSError:
             remove_groups(folders)

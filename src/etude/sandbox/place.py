@@ -14,8 +14,16 @@ from typing import ParamSpec, TypeVar
 from etude.errors import EtudeError
 from etude.sandbox.holder import Holder
 from etude.sandbox.jobs import BackgroundJob, Tail
-from etude.sandbox.joined import JoinedProcess
-from etude.sandbox.launcher import Bounds, Command, Ended, Launcher, Tree
+from etude.sandbox.joined import JoinedProcess, Porter
+from etude.sandbox.launcher import (
+    JOINED_GROUPED,
+    JOINED_OWN,
+    Bounds,
+    Command,
+    Ended,
+    Launcher,
+    Tree,
+)
 from etude.sandbox.layers import delete_tree, diff_layer
 from etude.sandbox.limits import Group
 from etude.sandbox.live import LiveFolder
@@ -26,8 +34,6 @@ from etude.sandbox.turns import Turns
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_OWN_PROCESSES = 3
-"""The guest that stays has two, each command one of its own."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Place:
         self._group: Group | None = None
         self._grouped = False
         self._holder: Holder | None = None
+        self._porter: Porter | None = None
         self._live: LiveFolder | None = None
         self._opening = asyncio.Lock()
         self._turns = Turns()
@@ -67,30 +74,45 @@ class Place:
         if self._closed:
             raise WorkspaceError("the workspace is closed")
 
-    async def open(self) -> Holder:
-        """The guest, running. Raises WorkspaceError, and for a live folder EtudeError."""
+    async def open(self) -> tuple[Holder, Porter]:
+        """The guest, running, and who starts commands in it. Raises WorkspaceError, and for a
+        live folder EtudeError."""
         async with self._opening:
             self.check_open()
             if not self._grouped:
-                self._group = self.launcher.new_group(self.limits)
+                self._group = self.launcher.new_group(self.limits, JOINED_GROUPED)
                 self._grouped = True
-            if self._holder is not None and self._holder.alive():
-                return self._holder
-            await self._end_guest()
-            if self.image.live and self._live is None:
-                self._live = await in_thread(LiveFolder, self.image.root, self.layer)
-                await in_thread(self._live.guarded)
-            arguments = None if self._live is None else self._live.arguments
-            self._holder = self.launcher.holder(self.image, self.layer, arguments)
-            try:
-                await self._holder.ready(self.launcher.settings.start_seconds)
-            except BaseException:
+            if self._holder is None or not self._holder.alive():
                 await self._end_guest()
-                raise
-            return self._holder
+                self._holder = await self._new_holder()
+            if self._porter is None or not self._porter.alive():
+                await self._end_porter()
+                self._porter = await self.launcher.porter(self._holder, self.limits, self._group)
+            return self._holder, self._porter
+
+    async def _new_holder(self) -> Holder:
+        if self.image.live and self._live is None:
+            self._live = await in_thread(LiveFolder, self.image.root, self.layer)
+            await in_thread(self._live.guarded)
+        arguments = None if self._live is None else self._live.arguments
+        holder = self.launcher.holder(self.image, self.layer, arguments)
+        try:
+            await holder.ready(self.launcher.settings.start_seconds)
+        except BaseException:
+            await uninterrupted(holder.end(self.launcher.settings.death_seconds))
+            raise
+        return holder
+
+    async def _end_porter(self) -> None:
+        porter, self._porter = self._porter, None
+        if porter is not None:
+            await uninterrupted(porter.end(self.launcher.settings.death_seconds))
 
     async def _end_guest(self) -> None:
         holder, self._holder = self._holder, None
+        if holder is not None:
+            holder.kill()
+        await self._end_porter()
         if holder is not None:
             await uninterrupted(holder.end(self.launcher.settings.death_seconds))
 
@@ -104,9 +126,9 @@ class Place:
             except EtudeError as error:
                 raise WorkspaceError(str(error)) from error
 
-    def _bounds(self, holder: Holder, guarded: list[str]) -> tuple[Bounds, Tree]:
+    def _bounds(self, holder: Holder, porter: Porter, guarded: list[str]) -> tuple[Bounds, Tree]:
         check = self._check_of(guarded)
-        tree = Tree(holder.monitor_pid, _OWN_PROCESSES)
+        tree = Tree((holder.monitor_pid, porter.pid), JOINED_OWN - 1)
         return Bounds(self.layer, self.limits, self._group, check), tree
 
     def _check_of(self, guarded: list[str]) -> Callable[[], str]:
@@ -146,11 +168,11 @@ class Place:
                 self._running.discard(task)
 
     async def _run(self, run: Run) -> tuple[Ended, str]:
-        holder = await self.open()
+        holder, porter = await self.open()
         guarded = await self._guarded()
-        bounds, tree = self._bounds(holder, guarded)
+        bounds, tree = self._bounds(holder, porter, guarded)
         process = self.launcher.join(
-            holder,
+            porter,
             run.command,
             run.rights,
             run.stdout,
@@ -192,12 +214,12 @@ class Place:
         """Start a background job. Raises WorkspaceError."""
         async with self._turns.shared():
             self.check_open()
-            holder = await self.open()
+            holder, porter = await self.open()
             guarded = await self._guarded()
-            bounds, tree = self._bounds(holder, guarded)
+            bounds, tree = self._bounds(holder, porter, guarded)
             tail = Tail(self.limits.output_bytes)
             process = self.launcher.join(
-                holder, command, rights, tail.feed, None, guarded=guarded, keep=True
+                porter, command, rights, tail.feed, None, guarded=guarded, keep=True
             )
             try:
                 process.stdin.close()

@@ -155,12 +155,30 @@ async def readable(descriptor: int, seconds: float) -> bool:
     loop, event = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, event.set)
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     except TimeoutError:
         return False
     finally:
         loop.remove_reader(descriptor)
     return True
+
+
+def running(descriptor: int) -> bool:
+    """Whether a process known by descriptor lives."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return not poll.poll(0)
+
+
+def host_pid(descriptor: int) -> int | None:
+    """The number, as this process sees it, of a process known by descriptor; None once it is
+    gone."""
+    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == "Pid" and int(value) > 0:
+            return int(value)
+    return None
 
 
 class End:
@@ -181,20 +199,6 @@ class End:
         if not self.over.is_set():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
-
-    def alive(self) -> bool:
-        """Asks the kernel, since the loop may not have heard yet."""
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        return not poll.poll(0)
-
-    def host_pid(self) -> int | None:
-        """Its number as this process sees it; None once it is gone."""
-        for line in Path(f"/proc/self/fdinfo/{self._descriptor}").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key == "Pid" and int(value) > 0:
-                return int(value)
-        return None
 
     def reap(self) -> None:
         """Collect the dead process, which fell to us if its parent ended first."""
@@ -329,7 +333,8 @@ class GuestProcess:
     async def finished(self, seconds: float | None) -> bool:
         """Wait for the command's end. False when `seconds` passed before."""
         try:
-            await asyncio.wait_for(self._end.over.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._end.over.wait()
         except TimeoutError:
             return False
         return True
