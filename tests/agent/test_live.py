@@ -198,6 +198,17 @@ def test_a_session_goes_on_where_it_was(desk: Desk) -> None:
     desk.run(second, resume=name)
 
 
+def test_what_an_edit_broke_comes_back_with_it(desk: Desk) -> None:
+    (desk.project / "a.py").write_text("a = 1\n")
+    desk.script([["edit", {"path": "a.py", "old": "1", "new": "(1"}]], {"text": "Oh."})
+
+    async def work(live: LiveSession) -> str:
+        await live.prompt("Break it.")
+        return results(live)[0]["text"]
+
+    assert "syntax" in desk.run(work).lower()
+
+
 @pytest.mark.parametrize("folder", ["/", "~", "missing"])
 def test_far_too_much_is_no_project(desk: Desk, folder: str) -> None:
     desk.script({"text": "never said"})

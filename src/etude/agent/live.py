@@ -26,6 +26,7 @@ from etude.agent.session import Session
 from etude.agent.sessions import SessionStore
 from etude.agent.settings import SessionSettings
 from etude.agent.tools import AnyTool, session_tools, tool_mounts
+from etude.agent.tools.diagnostics import Diagnostics
 from etude.agent.tools.skill import ReadSkill
 from etude.agent.tools.tool import Effect
 from etude.errors import EtudeError
@@ -308,6 +309,7 @@ async def _assemble(
         on_event=drivers.on_event,
         on_delta=drivers.on_delta,
     )
+    session.context.diagnose = Diagnostics()
     live = LiveSession(session, log, permissions, checkpoints, options, delegates, drivers.say)
     if instructions.left_out:
         drivers.say(instructions.left_out)
