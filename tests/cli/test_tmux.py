@@ -17,6 +17,7 @@ from etude.cli.lines import row_starts
 pytestmark = [
     pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
     pytest.mark.timeout(240),
+    pytest.mark.slow,
 ]
 LONG = "\n".join(
     f"{n}. the quick brown fox jumps over the lazy dog, and over {n} others" for n in range(60)

@@ -110,6 +110,16 @@ class LiveSession:
             self._log.close()
 
     @property
+    def dropped(self) -> str | None:
+        """What a crash has cost the log that this session goes on with, in one sentence."""
+        return self._log.earlier.dropped
+
+    @property
+    def used(self) -> bool:
+        """Whether the person has said anything."""
+        return any(event.kind is EventKind.USER for event in self.session.events)
+
+    @property
     def mode(self) -> Mode:
         """What may be done without asking."""
         return self.permissions.mode

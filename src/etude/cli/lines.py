@@ -129,7 +129,7 @@ def row_starts(text: str, width: int) -> list[int]:
     starts, column = [0], 0
     for index, char in enumerate(text):
         cells = columns_of(char)
-        if column + cells > width:
+        if column and column + cells > width:
             starts.append(index)
             column = 0
         column += cells

@@ -116,17 +116,20 @@ class Bench:
 
 @dataclass
 class OpenSession:
-    """A session and the tool servers that it uses; closed together."""
+    """A session and the tool servers that it uses; closed together. `log` is where it is kept."""
 
     live: LiveSession
     servers: ToolServers
+    log: Path
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. Of a session in which nothing was said nothing is kept."""
         try:
             await self.live.close()
         finally:
             await self.servers.close()
+        if not self.live.used:
+            self.log.unlink(missing_ok=True)
 
 
 async def open_session(
@@ -145,7 +148,7 @@ async def open_session(
     except BaseException:
         await servers.close()
         raise
-    for complaint in (servers.pending_sentence, *servers.complaints):
+    for complaint in (live.dropped, servers.pending_sentence, *servers.complaints):
         if complaint:
             say(complaint)
     kinds = sorted({brought.kind for brought in live.permissions.pending})
@@ -154,7 +157,7 @@ async def open_session(
             f"This project brings {' and '.join(kinds)} that nobody approved; they do not count"
             " until `etude approve` was used."
         )
-    return OpenSession(live, servers)
+    return OpenSession(live, servers, bench.store.path(live.session.session_id))
 
 
 @dataclass(frozen=True)

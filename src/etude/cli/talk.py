@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from etude.cli.choices import PICK, Choices
 from etude.cli.completion import TalkCompleter
-from etude.cli.lines import Line, line, row_starts, shortened
+from etude.cli.lines import Line, line, lines, row_starts, shortened
 from etude.cli.show import Show
 from etude.cli.slash import COMMANDS, run_command
 from etude.cli.terminal import Handlers, Terminal
@@ -95,7 +95,7 @@ class Talk:
         loading = self.bench is not None and self.bench.loading
         if self.bench is not None:
             await self.bench.close()
-        if live is not None and any(e.kind is EventKind.USER for e in live.session.events):
+        if live is not None and live.used:
             self.terminal.farewell(f"go on with: etude --resume {live.session.session_id}")
         if loading:
             # A model that is being read cannot be interrupted; everything else is closed.
@@ -221,18 +221,22 @@ class Talk:
         except EtudeError as error:
             self.say(str(error), "red")
         except asyncio.CancelledError:
-            self._give_back()
+            if self.live is None:
+                self.terminal.leave()  # Not even opened: nothing to stay for.
         except BaseException as error:  # noqa: BLE001 (raised again where the terminal ends)
             self._fault = error
             self.terminal.leave()
         finally:
             self._work = None
             self._asked = ""
+            self._give_back()
             self._take_facts()
 
     def _give_back(self) -> None:
         """Messages that nobody has read go back into the input."""
         unread, self._queue, self._waiting = self._queue, [], []
+        if unread and self.live is None:
+            self.say("no session is open; /clear begins one, /resume goes on with one", "red")
         if unread and not self.terminal.input.text:
             self.terminal.input.insert_text("\n".join(unread))
 
@@ -305,7 +309,7 @@ class Talk:
 
     async def _ask_person(self, question: str, options: Sequence[str]) -> str:
         async with self._asking:
-            self.terminal.print([line(), *[line(("? " + part, "bold")) for part in [question]]])
+            self.terminal.print([line(), *lines(question, "bold", first="? ", rest="  ")])
             for number, option in enumerate(options, 1):
                 self.terminal.print([line(f"  {number}. {option}")])
             hint = "a number or your own words" if options else "your answer"

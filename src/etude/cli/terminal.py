@@ -47,7 +47,7 @@ _COMPLETIONS = 6
 _GRACE = 0.5
 """Seconds in which a key cannot be meant for a question that has just appeared."""
 _PUSH_EVERY = 1.0
-_TICK = 0.1
+_TICK, _IDLE_TICK = 0.1, 0.5
 _STYLE = Style.from_dict(
     {"status": "fg:ansibrightblack", "prompt": "bold fg:ansicyan", "chosen": "reverse"}
 )
@@ -245,8 +245,9 @@ class Terminal:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(_TICK)
-            if self._handlers.working():
+            working = self._handlers.working()
+            await asyncio.sleep(_TICK if working else _IDLE_TICK)
+            if working:
                 self.redraw()
 
     # The transcript.
@@ -329,6 +330,7 @@ class Terminal:
             keys.add(end, eager=end == "c-c")(self._interrupt)
         keys.add("c-d", filter=Condition(lambda: not self.input.text))(self._end_of_input)
         keys.add("c-l")(self._refresh)
+        keys.add("c-z")(self._suspend)
         return keys
 
     def _key_of_answer(self, event: KeyPressEvent) -> None:
@@ -353,6 +355,9 @@ class Terminal:
     def _end_of_input(self, event: KeyPressEvent) -> None:
         if not self._handlers.working():
             self.leave()
+
+    def _suspend(self, event: KeyPressEvent) -> None:
+        self._app.suspend_to_background()
 
     def _refresh(self, event: KeyPressEvent | None = None) -> None:
         self._size = Size(0, 0)  # Paints anew.
