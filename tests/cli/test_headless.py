@@ -87,7 +87,9 @@ def test_what_is_piped_in_belongs_to_the_message(place: Place) -> None:
     assert len(place.sessions()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_an_interrupted_run_leaves_nothing(place: Place, number: signal.Signals) -> None:
     model = place.script({"calls": [["shell", {"command": f"sleep 98{number}.25"}]]})
     process = place.popen("-p", "x", "--model", model, "--mode", "auto", "--json")

@@ -23,6 +23,7 @@ def run_folder(place: Place) -> str:
     return str(run)
 
 
+@pytest.mark.slow  # Reads torch; `test_job` has the same with a run that was trained.
 def test_a_conversation_through_a_pipe(place: Place, run_folder: str) -> None:
     done = place.run("chat", "--model", run_folder, stdin="Say something.\n\n")
     assert done.returncode == 0, done.stderr

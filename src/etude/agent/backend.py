@@ -10,11 +10,10 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from etude.agent.chat_policy import ChatPolicy
 from etude.agent.policy import Policy
 from etude.agent.token_policy import TokenPolicy
 from etude.errors import EtudeError
@@ -24,6 +23,9 @@ from etude.inference.protocol import Engine, Sampling
 from etude.inference.scripted import ScriptedEngine
 from etude.inference.settings import EngineSettings
 from etude.models.renderer import Renderer
+
+if TYPE_CHECKING:
+    from etude.agent.chat_policy import ChatPolicy
 
 SCRIPT_PREFIX = "script:"
 _SCRIPT_VOCABULARY = 1024
@@ -83,6 +85,8 @@ class ServiceBackend:
 
     async def new_policy(self) -> ChatPolicy:
         """See `Backend.new_policy`."""
+        from etude.agent.chat_policy import ChatPolicy  # An HTTP library: only where it is used.
+
         policy = ChatPolicy(self._settings, prices=self._prices)
         self._policies.append(policy)
         return policy
