@@ -379,7 +379,9 @@ def test_expert_transcripts_come_from_the_real_harness(
     rollouts: Rollouts, renderer: HermesRenderer
 ) -> None:
     turns = [("read", {"path": "f"}), EDIT]
-    trajectory = rollouts.run(expert_engine(renderer, turns), tools=tools_named(["read", "edit"]))
+    tools = tools_named(["read", "edit"])
+    engine = expert_engine(renderer, turns, [tool.spec() for tool in tools])
+    trajectory = rollouts.run(engine, tools=tools)
     assert trajectory.outcome.changes == {"f": "return x + 1\n"}
     segment = trajectory.segments[0]
     spans = [segment.completion_ids[turn.start : turn.end].tolist() for turn in segment.turns]

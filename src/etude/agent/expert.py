@@ -7,12 +7,13 @@ from typing import Any
 
 from etude.inference.protocol import Sampling
 from etude.inference.scripted import ScriptedEngine
-from etude.models.renderer import Renderer
+from etude.models.renderer import Renderer, ToolSpec
 
 
 def expert_engine(
     renderer: Renderer,
     turns: Sequence[tuple[str, Mapping[str, Any]]],
+    tools: Sequence[ToolSpec],
     *,
     texts: Sequence[str] = (),
     closing: str = "Done.",
@@ -20,9 +21,9 @@ def expert_engine(
 ) -> ScriptedEngine:
     """An engine for one session that makes one call (tool name, arguments) per turn, each after
     saying its entry of `texts` if there is one, and then says `closing`. The tokens are those that
-    the renderer gives a perfect model."""
+    the renderer gives a perfect model that knows `tools`."""
     answers = [
-        renderer.expert(texts[index] if index < len(texts) else "", [turn])
+        renderer.expert(texts[index] if index < len(texts) else "", [turn], tools)
         for index, turn in enumerate(turns)
     ]
     answers.append(renderer.expert(closing, []))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tokenizers import Tokenizer
 
 from etude.errors import EtudeError
-from etude.models.dialects.hermes import HermesRenderer
+from etude.models.dialects.choose import renderer_for
+from etude.models.renderer import Renderer
 from etude.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class LoadedModel:
 
     model: PreTrainedModel
     tokenizer: Tokenizer
-    renderer: HermesRenderer
+    renderer: Renderer
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def load(folder: Path, dtype: DType = "bfloat16", attention: Attention = "sdpa")
 
     disable_progress_bar()
     config = read_config(folder)
-    renderer = HermesRenderer(load_tokenizer(folder))
+    renderer = renderer_for(folder)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -37,11 +37,13 @@ async def expert_sequences(
     *,
     attempts: Callable[[Engine], Attempts],
     renderer: Renderer,
+    tools: Sequence[AnyTool],
     store: RunStore,
     progress: Progress,
 ) -> list[TokenSequence]:
     """Let the expert solve `tasks` in the real harness and sandbox, graded like anybody, and take
     the transcripts that passed as training text. Raises EtudeError when none did."""
+    specs = [tool.spec() for tool in tools]
     gate = asyncio.Semaphore(_AT_ONCE)
     passed: list[TokenSequence] = []
     reason = ""
@@ -50,7 +52,7 @@ async def expert_sequences(
         nonlocal reason
         key = RolloutKey(_PHASE, 0, task.id, 0)
         call = ("edit", task.answer.model_dump())
-        engine = expert_engine(renderer, [call], texts=[task.restored_lines()])
+        engine = expert_engine(renderer, [call], specs, texts=[task.restored_lines()])
         async with gate:
             await attempts(engine).collect([Attempt(key, task, 0)], store)
         verdict = store.rollout(key).outcome.verdict
@@ -92,7 +94,7 @@ def reference_likelihoods(
             for task in chunk:
                 prompt = renderer.open(SYSTEM_PROMPT, specs, task.prompt)
                 call = ("edit", task.answer.model_dump())
-                answer = renderer.expert(task.restored_lines(), [call])
+                answer = renderer.expert(task.restored_lines(), [call], specs)
                 sequences.append(_plain(prompt, answer, temperature))
             wanted = [s.cross_entropy != 0 for s in sequences]
             for task, logprobs in zip(chunk, trainer.logprobs(sequences, wanted), strict=True):

@@ -22,7 +22,7 @@ from etude.inference.engine import TorchEngine
 from etude.inference.protocol import Engine
 from etude.inference.scripted import ScriptedEngine
 from etude.machine import machine
-from etude.models.dialects.hermes import HermesRenderer
+from etude.models.dialects.choose import renderer_for
 from etude.models.pull import ensure_model
 from etude.pipeline.checkpoints import Checkpoints
 from etude.pipeline.corpus import heldout_loss, pretraining_sequences
@@ -81,7 +81,7 @@ class _Phases:
         self.library = library
         self.engine = engine
         self.folder = folder
-        self.renderer = HermesRenderer.from_folder(folder)
+        self.renderer = renderer_for(folder)
         self.checkpoints = Checkpoints(run.folder / "checkpoints")
 
     async def all(self) -> None:
@@ -171,6 +171,7 @@ class _Phases:
                 self.tasks(Split.WARMUP),
                 attempts=self.attempts,
                 renderer=self.renderer,
+                tools=tools_named(recipe.tools),
                 store=self.run.store,
                 progress=self.progress,
             )
