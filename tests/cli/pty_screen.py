@@ -104,6 +104,12 @@ class PtyScreen:
     def text(self) -> str:
         return "\n".join(self.lines())
 
+    def colour_of(self, text: str) -> str:
+        """Of the first letter of some visible text."""
+        row = next(n for n, shown in enumerate(self.lines()) if text in shown)
+        with self._lock:
+            return self.screen.buffer[row][self.screen.display[row].index(text)].fg
+
     def wait(self, what: str | Callable[[str], bool], seconds: float = DEADLINE) -> str:
         """Until the visible text holds `what` (a pattern). Fails with the screen."""
         end = time.monotonic() + seconds

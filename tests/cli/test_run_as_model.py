@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import Place
+from cli_place import Place
 
 from etude.agent.settings import SessionSettings
 from etude.models.tiny import make_tiny

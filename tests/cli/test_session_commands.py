@@ -6,7 +6,7 @@ import json
 import subprocess
 
 import pytest
-from conftest import Place
+from cli_place import Place
 
 EDIT = {"calls": [["edit", {"path": "a.py", "old": "hello = 1", "new": "hello = 2"}]]}
 LIE = {"text": "I changed a.py. All tests pass."}

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Place, running
+from cli_place import Place, running
 
 EDIT = {"calls": [["edit", {"path": "a.py", "old": "hello = 1", "new": "hello = 2"}]]}
 LONG = "\n".join(
@@ -53,6 +53,8 @@ def test_a_question_shows_the_exact_change_and_runs_it_after_a_yes(place: Place)
         screen.type("please\r")
         text = screen.wait("y yes, once")
         assert "- hello = 1" in text and "+ hello = 2" in text and "may edit run?" in text
+        assert screen.colour_of("- hello = 1") == "red"
+        assert screen.colour_of("+ hello = 2") == "green"
         assert (place.project / "a.py").read_text() == "hello = 1\n"
         time.sleep(0.7)
         screen.type("y")

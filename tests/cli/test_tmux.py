@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Place
+from cli_place import Place
 
 from etude.cli.lines import row_starts
 
