@@ -183,7 +183,7 @@ def test_an_ordinary_user_can_use_it(image: Image, request: pytest.FixtureReques
 import asyncio, sys
 from pathlib import Path
 from etude.sandbox.registry import open_sandbox
-from etude.sandbox.protocol import Image, Limits
+from etude.sandbox.protocol import Image, Limits, Rights
 from etude.sandbox.settings import SandboxSettings
 
 async def main():
@@ -198,8 +198,22 @@ async def main():
     bomb = "for i in $(seq 40); do sleep 5 & done; wait"
     result = await fork.exec(["sh", "-c", bomb], timeout=30)
     assert "fork" in result.stderr or "processes" in result.stderr, result
+    view = fork.view(Rights(readonly=True, hidden=("d",)))
+    tried = await view.exec(["sh", "-c", "ls d; echo x > f; cat /proc/1/maps"], timeout=60)
+    assert tried.stdout == "" and "Read-only" in tried.stderr, tried
+    job = await fork.start(["sh", "-c", "echo from the job > j; sleep 600"])
+    while not (await fork.exec(["cat", "j"], timeout=60)).stdout:
+        await asyncio.sleep(0.01)
+    left = await fork.exec(["sh", "-c", "sleep 600 &"], timeout=60, keep=True)
+    assert [each.running for each in await fork.jobs()] == [True, True]
     await workspace.close()
     await fork.close()
+    live = await sandbox.create(Image(Path(sys.argv[2]), live=True))
+    made = await live.exec(["sh", "-c", "echo y > made; git init; mkdir .git/hooks"], timeout=60)
+    assert made.stderr.count("Read-only") >= 1, made
+    assert (Path(sys.argv[2]) / "made").read_text() == "y\\n"
+    await live.close()
+    assert not (Path(sys.argv[2]) / ".git").exists()
     sandbox.close()
     print("fine")
 

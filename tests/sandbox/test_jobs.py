@@ -74,6 +74,11 @@ def joiners_of(parent: int) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -367,6 +372,34 @@ def test_a_porter_that_died_is_replaced(opened: Opener) -> None:
             assert (await shell(workspace, "echo again")).stdout == "again\n"
             assert (await workspace.jobs())[0].running
         assert not running("sleep", "6108")
+
+    asyncio.run(main())
+
+
+def test_being_cancelled_or_closed_while_the_guest_starts_leaves_nothing(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as workspace:
+            await shell(workspace, "true")
+        joiner = joiners_of(os.getpid())[-1]
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        zombies = children_of(os.getpid())
+        for step in range(24):
+            async with opened() as workspace:
+                task = asyncio.ensure_future(shell(workspace, "sleep 6109"))
+                await asyncio.sleep(step * 0.003)
+                if step % 2:
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                    assert (await shell(workspace, "echo again")).stdout == "again\n"
+                else:
+                    await workspace.close()
+                    with pytest.raises(WorkspaceError, match="closed"):
+                        await task
+        await until(lambda: not children_of(joiner))
+        assert children_of(os.getpid()) == zombies
+        assert not running("sleep", "6109")
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ def git(folder: Path, *arguments: str, check: bool = True) -> str:
     """The person's own git, outside."""
     done = subprocess.run(
         ["git", "-C", str(folder), "-c", "protocol.file.allow=always", *arguments],
-        env={"PATH": os.environ["PATH"], "HOME": str(folder.parent), "GIT_EDITOR": "false"},
+        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "GIT_EDITOR": "false"},
         capture_output=True,
         text=True,
         check=check,
@@ -438,6 +439,26 @@ def test_a_bare_repository_inside(sandbox: BubblewrapSandbox, repository: Path) 
     asyncio.run(main())
     assert (repository / ".bare" / "config").read_bytes() == config
     assert git(repository, "log", "-1", "--format=%s") == "n\n"
+
+
+def test_new_repositories_in_subfolders_are_told(
+    sandbox: BubblewrapSandbox, repository: Path
+) -> None:
+    make(repository / "old")
+    make(repository / "vendored")
+
+    async def main() -> None:
+        async with live(sandbox, repository) as workspace:
+            assert await workspace.changed_repositories() == []
+            await shell(
+                workspace,
+                "git init -q deep/new; git -C old config core.fsmonitor x; touch -d 2001-01-01 "
+                "old/.git/config deep/new/.git deep/new/.git/*; mkdir p; echo 'gitdir: x' > p/.git",
+            )
+            assert await workspace.changed_repositories() == ["deep/new", "old", "p"]
+
+    time.sleep(0.05)
+    asyncio.run(main())
 
 
 def test_folders_that_cannot_be_made_safe(

@@ -48,6 +48,7 @@ class Holder:
             os.close(write)
         self._status: int | None = status
         self._init: int | None = None
+        self._told = b""
         self._owner: int | None = None
 
     @property
@@ -72,7 +73,10 @@ class Holder:
             if not await readable(self._monitor.stdout.fileno(), seconds):
                 raise WorkspaceError(f"bubblewrap set up no guest in {seconds:.0f} s")
             if os.read(self._monitor.stdout.fileno(), 1) == b"\n":
-                self._open_owner()
+                pid = await self._meet_init(seconds)
+                if pid is None:
+                    raise WorkspaceError("a guest ended as soon as it was set up")
+                self._open_owner(pid)
                 self._close_outputs()
                 return
         except OSError as error:
@@ -86,8 +90,7 @@ class Holder:
             words = b""
         return words.decode(errors="replace").strip()[-_ERROR_BYTES:] or "without a message"
 
-    def _open_owner(self) -> None:
-        pid = self._meet_init()
+    def _open_owner(self, pid: int) -> None:
         mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         try:
             # The mounts belong to the outer of bubblewrap's two user namespaces: rights there are
@@ -99,16 +102,26 @@ class Holder:
         if not self.alive():
             raise WorkspaceError("a guest ended as soon as it was set up")
 
-    def _meet_init(self) -> int:
-        """Host id of the guest's process 1, known by descriptor from now on."""
-        assert self._status is not None
-        line = os.read(self._status, 1 << 16).splitlines()[0]
-        pid = int(cast("dict[str, Any]", json.loads(line))["child-pid"])
-        init = os.pidfd_open(pid)
-        stat = Path(f"/proc/{pid}/stat").read_text()
+    async def _meet_init(self, seconds: float) -> int | None:
+        """Wait for the host id of the guest's process 1, known by descriptor from now on. None if
+        there is none."""
+        while b"\n" not in self._told:
+            assert self._status is not None
+            if not await readable(self._status, seconds):
+                return None
+            piece = os.read(self._status, 1 << 16)
+            if not piece:
+                return None
+            self._told += piece
+        pid = int(cast("dict[str, Any]", json.loads(self._told.splitlines()[0]))["child-pid"])
+        try:
+            init = os.pidfd_open(pid)
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (ProcessLookupError, FileNotFoundError):
+            return None
         if int(stat.rpartition(")")[2].split()[1]) != self._monitor.pid:
             os.close(init)
-            raise ProcessLookupError("a guest ended as soon as it was set up")
+            return None
         self._init = init
         return pid
 
@@ -117,23 +130,22 @@ class Holder:
         return self._init is not None and running(self._init)
 
     def kill(self) -> None:
-        """Kill everything in the guest, now, without waiting."""
+        """Kill everything in the guest, if it stands, without waiting."""
         if self._init is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init, signal.SIGKILL)
-        self._monitor.kill()
 
     async def end(self, seconds: float) -> None:
         """Kill everything in the guest and wait until it is dead. Must be called once, and run to
         its end. Raises WorkspaceError when something outlives `seconds`."""
+        # Before process 1 is known, killing bubblewrap could leave it behind, waiting.
         if self._init is None and self._status is not None:
-            os.set_blocking(self._status, False)
-            with contextlib.suppress(OSError, IndexError):
-                self._meet_init()
+            await self._meet_init(seconds)
         ends: list[End] = []
         if self._monitor.poll() is None:
             ends.append(End(os.pidfd_open(self._monitor.pid)))
         self.kill()
+        self._monitor.kill()
         init = None if self._init is None else End(self._init)
         if init is not None:
             ends.append(init)

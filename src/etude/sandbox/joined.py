@@ -60,9 +60,9 @@ class Joiner:
         self._requests = ours
         return ours
 
-    def enter(self, descriptors: Sequence[int]) -> None:
-        """Start a porter with these (see `joiner.ENTER_DESCRIPTORS`). Raises OSError."""
-        socket.send_fds(self._socket(), [b"enter"], list(descriptors))
+    def start(self, requests: socket.socket) -> None:
+        """Start a porter that listens there. Raises OSError."""
+        socket.send_fds(self._socket(), [b"start"], [requests.fileno()])
 
     def close(self) -> None:
         """End the program; porters and commands go on. Idempotent."""
@@ -76,27 +76,30 @@ class Joiner:
 
 
 class Porter:
-    """Who starts commands in a guest, and dies with it. Construct, `await ready(...)`, then put
-    it under the limits, which all commands inherit. Bound to no event loop. Raises OSError."""
+    """Who starts commands in a guest, and dies with it. Construct, `await ready(...)`, put it
+    under the limits, which all commands inherit, and `await enter(...)`; in any case
+    `await end(...)`. Bound to no event loop. Raises OSError."""
 
-    def __init__(self, starter: Joiner, entrance: tuple[int, int]) -> None:
+    def __init__(self, starter: Joiner) -> None:
         self._process: int | None = None
         self._pid = 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                starter.enter((theirs.fileno(), *entrance))
+                starter.start(theirs)
             except BaseException:
                 ours.close()
                 raise
         self._requests = ours
 
     async def ready(self, seconds: float) -> int:
-        """Wait until it stands in the guest. Returns its host id. Raises WorkspaceError."""
+        """Wait until it is there, still outside. Returns its host id. Raises WorkspaceError."""
         if not await readable(self._requests.fileno(), seconds):
             raise WorkspaceError(f"nobody could enter a guest in {seconds:.0f} s")
         message, descriptors, _, _ = socket.recv_fds(self._requests, 1 << 16, 1)
         if descriptors:
+            if self._process is not None:
+                os.close(self._process)
             self._process = descriptors[0]
             pid = host_pid(self._process)
             if pid is not None:
@@ -104,6 +107,14 @@ class Porter:
                 return pid
         why = marshal.loads(message)[1] if message and not descriptors else "it is gone"
         raise WorkspaceError(f"could not enter a guest: {why}")
+
+    async def enter(self, entrance: tuple[int, int], seconds: float) -> None:
+        """Enter the guest with these (see `joiner.ENTER_DESCRIPTORS`). Raises WorkspaceError."""
+        try:
+            socket.send_fds(self._requests, [b"enter"], list(entrance))
+        except OSError as error:
+            raise WorkspaceError(f"could not enter a guest: {error}") from error
+        await self.ready(seconds)
 
     @property
     def pid(self) -> int:

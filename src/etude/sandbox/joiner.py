@@ -5,10 +5,11 @@ it imports is copied with every fork.
 It lives outside every guest, talks only to the process that started it, and reads nothing that a
 guest wrote. Brought up step by step, each with less rights than the one before:
 
-1. The joiner forks for each guest. The child enters the guest's namespaces, with all rights over
-   them and none outside, and forks in turn, since only a child enters a process namespace.
-2. That one, the guest's porter, stays as long as the guest, under its limits. It forks for each
-   command, into a new process namespace.
+1. The joiner forks for each guest. The child waits until its limits are set and the guest stands,
+   enters the guest's namespaces, with all rights over them and none outside, and forks in turn,
+   since only a child enters a process namespace.
+2. That one, the guest's porter, stays as long as the guest. It forks for each command, into a new
+   process namespace.
 3. That one is process 1 there. It mounts what the command's rights forbid and a `/proc` of its
    own, gives up every privilege for good, and only then starts the command. Its end takes with it
    whatever the command left behind. Commands see neither one another nor a porter, and cannot
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
-ENTER_DESCRIPTORS = 3
-"""Passed to the joiner: the porter's socket, the user namespace that owns the guest, and the
-guest's process 1."""
+ENTER_DESCRIPTORS = 2
+"""Passed to the child that becomes the porter: the user namespace that owns the guest, and the
+guest's process 1. The joiner itself is passed that child's socket."""
 COMMAND_DESCRIPTORS = 5
 """Passed to a porter: standard input, output and error, the control socket, the request."""
 FAILED, EXITED, LEFT = "failed", "exited", "left"
@@ -254,7 +255,7 @@ def _remaining() -> bool:
 def _process_1(descriptors: Sequence[int], control: socket.socket, guest: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    socket.send_fds(control, [b"pid"], [os.pidfd_open(os.getpid())])
+    _introduce(control)
     request = marshal.loads(os.pread(descriptors[4], os.fstat(descriptors[4]).st_size, 0))
     _checked(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWCGROUP), "cannot make namespaces")
     _mount_view(request)
@@ -313,7 +314,7 @@ def _ending(control: socket.socket, work: Callable[[], None]) -> NoReturn:
 
 def _porter(requests: socket.socket, guest: int) -> None:
     os.setsid()
-    socket.send_fds(requests, [b"pid"], [os.pidfd_open(os.getpid())])
+    _introduce(requests)
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 16, COMMAND_DESCRIPTORS)
         if not message:
@@ -323,12 +324,24 @@ def _porter(requests: socket.socket, guest: int) -> None:
             os.close(descriptor)
 
 
-def _enter(requests: socket.socket, owner: int, guest: int) -> None:
+def _enter(requests: socket.socket) -> None:
+    _introduce(requests)
+    message, descriptors, _, _ = socket.recv_fds(requests, 16, ENTER_DESCRIPTORS)
+    if not message:
+        return
+    owner, guest = descriptors
     _checked(_libc.setns(owner, _CLONE_NEWUSER), "cannot take the guest's rights")
     _checked(_libc.setns(guest, _GUEST), "cannot enter the guest")
     os.close(owner)
     if os.fork() == 0:
         _ending(requests, partial(_porter, requests, guest))
+
+
+def _introduce(control: socket.socket) -> None:
+    """Say which process we are, by descriptor: numbers differ between namespaces."""
+    descriptor = os.pidfd_open(os.getpid())
+    socket.send_fds(control, [b"pid"], [descriptor])
+    os.close(descriptor)
 
 
 def main() -> None:
@@ -340,7 +353,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "cannot adopt orphans")
     while True:
-        message, descriptors, _, _ = socket.recv_fds(guests, 16, ENTER_DESCRIPTORS)
+        message, descriptors, _, _ = socket.recv_fds(guests, 16, 1)
         if not message:
             return
         requests = socket.socket(fileno=descriptors[0])
@@ -351,10 +364,8 @@ def main() -> None:
             child = -1
         if child == 0:
             guests.close()
-            _ending(requests, partial(_enter, requests, *descriptors[1:]))
-        requests.detach()
-        for descriptor in descriptors:
-            os.close(descriptor)
+            _ending(requests, partial(_enter, requests))
+        requests.close()
 
 
 if __name__ == "__main__":

@@ -195,19 +195,21 @@ class Launcher:
         except (OSError, ValueError) as error:
             raise WorkspaceError(f"could not start bubblewrap: {error}") from error
 
-    async def porter(self, holder: Holder, limits: Limits, group: Group | None) -> Porter:
-        """Who starts commands in a guest that stays, under its limits; the caller must `end()` it.
-        Raises WorkspaceError."""
+    async def porter(self, limits: Limits, group: Group | None) -> Porter:
+        """Who may enter a guest that stays and start commands there, under its limits; the caller
+        must `end()` it. Raises WorkspaceError."""
         try:
-            porter = Porter(self._joiner, holder.entrance)
+            porter = Porter(self._joiner)
         except OSError as error:
-            raise WorkspaceError(f"could not enter a guest: {error}") from error
+            raise WorkspaceError(f"could not start a porter: {error}") from error
         try:
-            self._limit(await porter.ready(self.settings.start_seconds), limits, group, JOINED_OWN)
+            pid = await porter.ready(self.settings.start_seconds)
+            # Control groups make their callers wait.
+            await asyncio.to_thread(self._limit, pid, limits, group, JOINED_OWN)
         except BaseException as error:
             await uninterrupted(porter.end(self.settings.death_seconds))
             if isinstance(error, ProcessLookupError):
-                raise WorkspaceError("a guest ended as soon as it was set up") from error
+                raise WorkspaceError("a porter ended as soon as it was there") from error
             raise
         return porter
 

@@ -9,7 +9,8 @@ stand in for them until the last live workspace of the folder is closed: empty f
 whole repository: its configuration and hooks).
 
 Not covered, because mounts cannot forbid a name everywhere: a *new* repository that a guest makes
-in a subfolder. Whoever runs git there, or adds it to the outer one, trusts it.
+in a subfolder, or one there that is no submodule. Whoever runs git there trusts it, and so does
+`git status` in the outer one once a guest added it to the index. `changed_repositories` finds them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _FOLDERS = ("hooks", "info", "modules", "worktrees", "remotes", "branches")
 _FILES = {"config": b"", "config.worktree": b"", "commondir": b".\n"}
 """Name → what stands in for it."""
 _LOCK_SECONDS = 10.0
+_TICK_NS = 20_000_000
 
 
 class LiveFolder:
@@ -46,6 +48,8 @@ class LiveFolder:
                 " start Etude in a project's folder"
             )
         self._scratch = scratch
+        # Files take their times from a clock that ticks more slowly than ours.
+        self._since = time.time_ns() - _TICK_NS
         self._made: list[Path] = []
         self._facts: tuple[tuple[object, ...], GitFacts] | None = None
         self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,6 +126,28 @@ class LiveFolder:
             for path in guarded
             if path.startswith(f"{WORKSPACE_ROOT}/")
         ]
+
+    def changed_repositories(self) -> list[str]:
+        """Repositories in subfolders, relative to the folder, that were made or reconfigured since
+        it is shown live, by whoever; submodules are guarded and left out. Walks all folders."""
+        guarded = {self.root, *self.facts().submodules}
+        found: list[str] = []
+        for folder, folders, files in os.walk(self.root):
+            here = Path(folder)
+            if ".git" in (*folders, *files) and here not in guarded:
+                git = here / ".git"
+                places = (git, git / "config", git / "hooks", *(git / name for name in _FILES))
+                if any(self._changed(place) for place in places):
+                    found.append(str(here.relative_to(self.root)))
+            folders[:] = [name for name in folders if name != ".git"]
+        return sorted(found)
+
+    def _changed(self, path: Path) -> bool:
+        # The time of change cannot be set back by a program, unlike that of modification.
+        try:
+            return path.lstat().st_ctime_ns >= self._since
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def _of_repository(self, git: Path) -> list[Path]:
         folders = [self._folder(git / name) for name in _FOLDERS]

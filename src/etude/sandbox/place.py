@@ -84,24 +84,37 @@ class Place:
                 self._grouped = True
             if self._holder is None or not self._holder.alive():
                 await self._end_guest()
-                self._holder = await self._new_holder()
             if self._porter is None or not self._porter.alive():
                 await self._end_porter()
-                self._porter = await self.launcher.porter(self._holder, self.limits, self._group)
+                await self._begin()
+            assert self._holder is not None
+            assert self._porter is not None
             return self._holder, self._porter
+
+    async def _begin(self) -> None:
+        """A porter, and a guest if there is none: both take a while, so side by side."""
+        seconds = self.launcher.settings.start_seconds
+        coming = asyncio.ensure_future(self.launcher.porter(self.limits, self._group))
+        try:
+            if self._holder is None:
+                self._holder = await self._new_holder()
+                await self._holder.ready(seconds)
+            self._porter = await coming
+            await self._porter.enter(self._holder.entrance, seconds)
+        except BaseException:
+            coming.cancel()
+            await uninterrupted(_settled(coming))
+            if self._porter is None and not coming.cancelled() and coming.exception() is None:
+                self._porter = coming.result()
+            await self._end_guest()
+            raise
 
     async def _new_holder(self) -> Holder:
         if self.image.live and self._live is None:
             self._live = await in_thread(LiveFolder, self.image.root, self.layer)
             await in_thread(self._live.guarded)
         arguments = None if self._live is None else self._live.arguments
-        holder = self.launcher.holder(self.image, self.layer, arguments)
-        try:
-            await holder.ready(self.launcher.settings.start_seconds)
-        except BaseException:
-            await uninterrupted(holder.end(self.launcher.settings.death_seconds))
-            raise
-        return holder
+        return self.launcher.holder(self.image, self.layer, arguments)
 
     async def _end_porter(self) -> None:
         porter, self._porter = self._porter, None
@@ -294,6 +307,11 @@ class Place:
                 diff_layer, self.layer / "upper", self.image.root, self.limits.disk_bytes
             )
 
+    async def changed_repositories(self) -> list[str]:
+        """See `LiveFolder.changed_repositories`; none in a copy."""
+        self.check_open()
+        return [] if self._live is None else await in_thread(self._live.changed_repositories)
+
     async def close(self) -> None:
         """Kill what runs and delete what was written. Idempotent."""
         if not self._closed:
@@ -326,6 +344,6 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         raise WorkspaceError(f"could not work on a workspace's files: {error}") from error
 
 
-async def _settled(task: asyncio.Task[tuple[Ended, str]]) -> None:
+async def _settled(task: asyncio.Future[T]) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait((task,))

@@ -204,6 +204,13 @@ class BubblewrapWorkspace:
             tuple(path for path in diff.special if not self._hides(path)),
         )
 
+    async def changed_repositories(self) -> list[str]:
+        """Git repositories in subfolders of a live folder that were made or reconfigured since it
+        was opened, submodules aside: git must not be run in them, nor in the folder once its index
+        names them, before a person has looked at their configuration and hooks."""
+        self._check_open()
+        return await self._place.changed_repositories()
+
     def _hides(self, path: str) -> bool:
         return any(f"{path}/".startswith(f"{hidden}/") for hidden in self._rights.hidden)
 
