@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from etude.errors import EtudeError
 from etude.sandbox.bubblewrap import BubblewrapSandbox
-from etude.tasks.prepare import is_test_file, prepare, remove_copies, stable_tests
+from etude.tasks.prepare import is_test_file, prepare, python_files, remove_copies, stable_tests
 from etude.tasks.repository import Repository
 from etude.tasks.requirements import declared_requirements, extra_names
 from etude.tasks.settings import PrepareSettings
@@ -86,7 +87,8 @@ def test_skipped():
         ("x = 1\n", "has no tests that pytest finds"),
         ("def test_no():\n    assert 1 == 2, 'broken before'\n", "none of its tests passes before"),
         ("import no_such_module_xyz\n\ndef test_a(): pass\n", "need the module no_such_module_xyz"),
-        ("def test_a(:\n", "none of its tests passes before"),
+        ("def test_a(:\n", "tests/test_pkg.py, line 1: SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(3)\n", "none of its tests passes before"),
     ],
 )
 def test_tests_that_cannot_grade_are_told(tests: str, message: str, tmp_path: Path) -> None:
@@ -94,6 +96,47 @@ def test_tests_that_cannot_grade_are_told(tests: str, message: str, tmp_path: Pa
         stable(tmp_path, tests)
     assert message in str(error.value)
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_names_that_are_no_utf8_do_not_stop_a_preparation(tmp_path: Path) -> None:
+    """Their tests cannot be named in a record, so they are left out; the others count."""
+    (tmp_path / "tests").mkdir()
+    odd = tmp_path / "tests" / os.fsdecode(b"test_\xe9.py")
+    odd.write_text("def test_odd(): pass\n")
+    found, _ = stable(tmp_path, "def test_a(): pass\n")
+    assert found == ("tests/test_pkg.py::test_a",)
+    assert [p for p in python_files(tmp_path) if "test" in p] == ["tests/test_pkg.py"]
+
+
+def test_a_syntax_error_of_a_source_is_told_with_its_place(tmp_path: Path) -> None:
+    broken = repository(tmp_path, "from pkg import double\n\ndef test_a(): pass\n")
+    (tmp_path / "pkg/__init__.py").write_text("x = 1\ndef double(x:\n    pass\n")
+    run = stable_tests(broken, BubblewrapSandbox(), PrepareSettings(), lambda line: None)
+    with pytest.raises(EtudeError, match=r"pkg/__init__\.py, line 2: SyntaxError: ") as error:
+        asyncio.run(run)
+    assert "1 test file: tests/test_pkg.py" in str(error.value)
+
+
+def test_a_broken_conftest_is_not_called_a_lack_of_tests(tmp_path: Path) -> None:
+    broken = repository(tmp_path, "def test_a(): pass\n")
+    (tmp_path / "conftest.py").write_text("def x(:\n")
+    run = stable_tests(broken, BubblewrapSandbox(), PrepareSettings(), lambda line: None)
+    with pytest.raises(EtudeError, match=r"\(conftest\.py, line 1: SyntaxError: ") as error:
+        asyncio.run(run)
+    assert "no tests" not in str(error.value)
+
+
+def test_files_that_fail_collection_are_said(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    for name in "bcde":
+        (tmp_path / f"tests/test_{name}.py").write_text("import nothing_of_that_name\n")
+    found, said = stable(tmp_path, "def test_a(): pass\n")
+    assert found == ("tests/test_pkg.py::test_a",)
+    (line,) = [line for line in said if "collect" in line]
+    assert line == (
+        "pytest could not collect 4 test files: tests/test_b.py, tests/test_c.py,"
+        " tests/test_d.py, … (ModuleNotFoundError: No module named 'nothing_of_that_name')"
+    )
 
 
 def test_tests_that_never_end_are_told(tmp_path: Path) -> None:

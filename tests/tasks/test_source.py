@@ -42,14 +42,28 @@ def test_a_folder_is_copied_without_history_caches_artefacts_and_links(tmp_path:
     (root / "PKG-INFO").write_text("Name: proj")
     (root / "host").symlink_to("/etc/passwd")
     (root / "hostdir").symlink_to("/etc")
+    (root / "build").joinpath("link").symlink_to("/etc")
     found = fetch_now(str(root), tmp_path / "cache")
     assert names(found.root) == {"pkg/a.py", "docs/build/b.py", "PKG-INFO"}
     assert found.name == "proj"
+    assert found.links == ("host", "hostdir")
     again = fetch_now(str(root), tmp_path / "other")
     assert (again.key, again.root.name) == (found.key, found.root.name)
     (root / "pkg/a.py").write_text("x = 2\n")
     assert fetch_now(str(root), tmp_path / "cache").key != found.key
     assert not [p for p in (tmp_path / "cache" / "sources").iterdir() if p.name.startswith("tmp-")]
+
+
+def test_names_that_are_no_utf8_are_part_of_the_tree(tmp_path: Path) -> None:
+    root = write(tmp_path / "proj", m_py="x = 1\n")
+    odd = os.fsdecode(b"caf\xe9.txt")
+    (root / odd).write_text("one")
+    (root / os.fsdecode(b"l\xefnk")).symlink_to("/etc")
+    found = fetch_now(str(root), tmp_path / "cache")
+    assert names(found.root) == {"m.py", odd}
+    assert found.links == ("l\\xefnk",)
+    (root / odd).rename(root / os.fsdecode(b"caf\xe8.txt"))
+    assert fetch_now(str(root), tmp_path / "cache").key != found.key
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -83,7 +97,8 @@ def test_a_git_source_cannot_pass_options_or_run_commands(tmp_path: Path) -> Non
     ("source", "message"),
     [
         ("/no/such/folder", "no such folder; give a folder, a git URL or pypi:NAME"),
-        ("file:///no/such/repo", "not a repository that git can clone"),
+        ("file:///no/such/repo", "'/no/such/repo' does not appear to be a git repository"),
+        ("", "name a repository: a folder, a git URL or pypi:NAME"),
         ("pypi:../evil", "write pypi:NAME or pypi:NAME==VERSION"),
         ("pypi:", "write pypi:NAME or pypi:NAME==VERSION"),
         ("pypi:a --index-url=x", "write pypi:NAME or pypi:NAME==VERSION"),

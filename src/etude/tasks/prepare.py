@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from etude.tasks.source import (
     pip_command,
     pip_error,
     pip_image,
+    shown,
 )
 
 PREPARATION = 2
@@ -44,6 +45,12 @@ _NO_SOURCE_FOLDERS = frozenset(
     {"doc", "docs", "example", "examples", "bench", "benchmark", "benchmarks", "scripts", "tools"}
 )
 _NO_SOURCE_NAMES = frozenset({"setup.py", "conftest.py", "noxfile.py", "versioneer.py"})
+
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Failed)(?::|$)")
+_MAX_REASON = 300
+"""Characters."""
+_NAMED = 3
+"""How many names of a longer list a person is told."""
 
 Progress = Callable[[str], None]
 
@@ -78,6 +85,8 @@ async def prepare(
     try:
         say(f"fetching {source}")
         fetched = await fetch(source, cache, sandbox, settings)
+        if fetched.links:
+            say(f"left out {_listed(fetched.links, 'symbolic link')}")
         key = _key(fetched, settings)
         folder = cache / "repositories" / key
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,6 +103,13 @@ async def prepare(
 
 def _silent(_: str) -> None:
     """Progress that nobody reads."""
+
+
+def _listed(names: Sequence[str], what: str) -> str:
+    """`3 symbolic links: a, b, c`, with three names at most."""
+    more = ", …" if len(names) > _NAMED else ""
+    plural = "" if len(names) == 1 else "s"
+    return f"{len(names)} {what}{plural}: {', '.join(names[:_NAMED])}{more}"
 
 
 def _key(fetched: FetchedSource, settings: PrepareSettings) -> str:
@@ -148,7 +164,7 @@ async def _prepare(
     await asyncio.to_thread(shutil.copytree, fetched.root, root)
     say("installing the repository and what its tests need")
     await _install(fetched, root, env, means)
-    files = [f.as_posix() for f in clean_files(root) if f.suffix == ".py"]
+    files = python_files(root)
     copies = await asyncio.to_thread(remove_copies, root, env, files)
     if copies:
         say(f"removed {len(copies)} installed copies of the repository's files: {copies[0]} …")
@@ -167,6 +183,20 @@ async def _prepare(
     partial.replace(folder / RECORD)
     say(f"{len(tests)} tests pass every time ({seconds:.1f} s a run)")
     return repository
+
+
+def python_files(root: Path) -> list[str]:
+    """The Python files of a tree. One whose name is no UTF-8 stays in the tree, but no task can
+    name it: prompts and records are text."""
+    return [f.as_posix() for f in clean_files(root) if f.suffix == ".py" and _is_text(f.as_posix())]
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _compile(root: Path, env: Path, means: _Means) -> None:
@@ -366,6 +396,7 @@ async def stable_tests(
         first = await runner.run({}, None, timeout=timeout)
         _check_ended(repository, first, timeout)
         tests = _passed(repository, first)
+        _tell_uncollected(first, say)
         others = await asyncio.gather(
             runner.run({}, tests, timeout=timeout, order_seed=settings.order_seed),
             runner.run({}, tests, timeout=timeout, hash_seed=settings.hash_seed),
@@ -388,25 +419,56 @@ def _check_ended(repository: Repository, result: SuiteResult, timeout: float) ->
         raise EtudeError(f"{repository.source}: its tests did not end within {timeout:.0f} s.")
 
 
+def _tell_uncollected(result: SuiteResult, say: Progress) -> None:
+    """Name the test files that pytest could not read, with the reason of the first."""
+    failed = sorted(result.collection_errors)
+    if failed:
+        reason = _reason(result.collection_errors[failed[0]])
+        names = [shown(Path(name)) for name in failed]
+        say(f"pytest could not collect {_listed(names, 'test file')} ({reason})")
+
+
+def _reason(output: str) -> str:
+    """What pytest says was wrong, in one line, with the place of a bad syntax; empty if nothing."""
+    lines = [line.removeprefix("INTERNALERROR>").rstrip() for line in output.splitlines()]
+    # A traceback's own lines, marked by pytest, tell more than the source lines between them.
+    marked = [line[1:].strip() for line in lines if line.startswith("E ")]
+    marked = marked or [line.strip() for line in lines if line.strip()]
+    if not marked:
+        return ""
+    errors = [line for line in marked if _EXCEPTION.match(line)]
+    reason = errors[-1] if errors else pip_error(output)
+    places = re.findall(r'File "([^"]+)", line (\d+)', "\n".join(marked))
+    if places and reason.startswith(("SyntaxError", "IndentationError", "TabError")):
+        file, number = places[-1]
+        reason = f"{file.removeprefix(f'{WORKSPACE_ROOT}/')}, line {number}: {reason}"
+    return reason[:_MAX_REASON]
+
+
 def _passed(repository: Repository, result: SuiteResult) -> list[str]:
     source, known = repository.source, set(repository.source_files)
     # A doctest stands in the very file that tasks edit, so it cannot grade that file.
     outcomes = {t: o for t, o in result.outcomes.items() if t.split("::", 1)[0] not in known}
-    passed = sorted(test for test, outcome in outcomes.items() if outcome == "passed")
+    passed = sorted(t for t, outcome in outcomes.items() if outcome == "passed" and _is_text(t))
     if passed:
         return passed
-    tail = pip_error(result.tail)
     missing = re.findall(r"No module named '([^']+)'", result.tail)
     if missing:
         raise EtudeError(
             f"{source}: its tests need the module {missing[0]}, which its requirements for tests "
             "do not name; list it in a recipe under [prepare] extra_requirements."
         )
-    if not outcomes and not result.collection_errors:
+    reason = _reason(result.tail)
+    if result.collection_errors:
+        failed = sorted(result.collection_errors)
+        named = _listed([shown(Path(file)) for file in failed], "test file")
+        reason = f"pytest could not collect {named}; {_reason(result.collection_errors[failed[0]])}"
+    elif not outcomes and not _EXCEPTION.search(reason):
         raise EtudeError(
-            f"{source}: has no tests that pytest finds; Etude needs tests to grade by ({tail})."
+            f"{source}: has no tests that pytest finds; Etude needs tests to grade by"
+            + (f" ({reason})." if reason else ".")
         )
     raise EtudeError(
         f"{source}: none of its tests passes before anything was changed, so they cannot grade "
-        f"anything ({tail})."
+        f"anything ({reason})."
     )

@@ -40,17 +40,20 @@ _SDIST = re.compile(r"^(?P<name>.+)-(?P<version>[0-9][^-]*)\.(?:tar\.(?:gz|bz2|x
 @dataclass(frozen=True)
 class FetchedSource:
     """A clean copy of a source tree. `key` is the hash of its files; `version` is empty when the
-    source does not say it."""
+    source does not say it; `links` are the symbolic links that were left out."""
 
     name: str
     version: str
     root: Path
     key: str
     source: str
+    links: tuple[str, ...] = ()
 
 
 def check(source: str) -> None:
     """Raise EtudeError when `source` cannot be one: an unknown folder or a misspelt release."""
+    if not source.strip():
+        raise EtudeError("name a repository: a folder, a git URL or pypi:NAME")
     if source.startswith("pypi:"):
         _release(source)
     elif not source.startswith(_GIT_SCHEMES) and not Path(source).expanduser().is_dir():
@@ -86,7 +89,10 @@ def _clone(source: str, target: Path, settings: PrepareSettings) -> tuple[str, P
     if git is None:
         raise EtudeError(f"{source}: git is not installed; install it or give a folder instead.")
     url = source.removeprefix("git+")
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+    # In English, so that the line with the reason can be found.
+    english = {"LC_ALL": "C.UTF-8", "LANGUAGE": "C"}
+    unattended = {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+    environment = {**os.environ, **english, **unattended}
     argv = [git, "-c", "core.hooksPath=/dev/null", "clone", "--quiet", "--depth", "1",
             "--single-branch", "--no-tags", "--", url, str(target)]  # fmt: skip
     try:
@@ -100,7 +106,8 @@ def _clone(source: str, target: Path, settings: PrepareSettings) -> tuple[str, P
         ) from None
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["git clone failed"]
-        raise EtudeError(f"{source}: not a repository that git can clone ({lines[-1].strip()}).")
+        reason = next((line for line in lines if line.startswith("fatal:")), lines[-1])
+        raise EtudeError(f"{source}: not a repository that git can clone ({reason.strip()}).")
     name = url.rstrip("/").removesuffix(".git").replace(":", "/").rsplit("/", 1)[-1]
     return name or "repository", target
 
@@ -243,7 +250,8 @@ def _store(
         except OSError as error:
             shutil.rmtree(copy, ignore_errors=True)
             raise EtudeError(f"{source}: could not be copied to {folder} ({error}).") from error
-    return FetchedSource(name=name, version=version, root=root, key=key, source=source)
+    links = tuple(shown(link) for link in dropped_links(origin))
+    return FetchedSource(name, version, root, key, source, links)
 
 
 def clean_files(root: Path) -> Iterator[Path]:
@@ -251,9 +259,29 @@ def clean_files(root: Path) -> Iterator[Path]:
 
     Links are left out: one that leads out of the tree would show the host's files to the guest.
     """
+    for path in _entries(root):
+        if path.is_file() and not path.is_symlink():
+            yield path.relative_to(root)
+
+
+def dropped_links(root: Path) -> Iterator[Path]:
+    """The symbolic links that `clean_files` leaves out, relative to the root."""
+    for path in _entries(root):
+        if path.is_symlink():
+            yield path.relative_to(root)
+
+
+def shown(path: Path) -> str:
+    """A path as text that can be printed and stored, whatever bytes are in its name."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+
+
+def _entries(root: Path) -> Iterator[Path]:
+    """Files, and links to files and folders, that are no junk."""
     for folder, folders, names in os.walk(root):
         relative = Path(folder).relative_to(root)
         top = relative == Path()
+        linked = {f for f in folders if Path(folder, f).is_symlink()}
         folders[:] = sorted(
             f
             for f in folders
@@ -262,14 +290,12 @@ def clean_files(root: Path) -> Iterator[Path]:
             and not (top and _TOP_LEVEL_JUNK.search(f))
             and not (Path(folder, f) / "pyvenv.cfg").exists()
             and not (Path(folder, f) / "run.db").exists()
-            and not Path(folder, f).is_symlink()
         )
-        for name in sorted(names):
+        for name in sorted([*names, *linked.intersection(folders)]):
             if name.endswith(JUNK_SUFFIXES) or (top and _TOP_LEVEL_JUNK.search(name)):
                 continue
-            path = Path(folder, name)
-            if path.is_file() and not path.is_symlink():
-                yield relative / name
+            yield Path(folder, name)
+        folders[:] = [f for f in folders if f not in linked]
 
 
 def hash_tree(root: Path, files: list[Path]) -> str:
@@ -279,5 +305,7 @@ def hash_tree(root: Path, files: list[Path]) -> str:
         path = root / file
         executable = path.stat().st_mode & 0o100 != 0
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{file.as_posix()}\0{executable:d}\0{content}\n".encode())
+        # A name is bytes: not every one is UTF-8.
+        digest.update(os.fsencode(file.as_posix()))
+        digest.update(f"\0{executable:d}\0{content}\n".encode())
     return digest.hexdigest()
