@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etude.sandbox.bubblewrap import BubblewrapSandbox
+from etude.sandbox.layers import layer_bytes
 from etude.sandbox.protocol import Image
 from etude.sandbox.workspace import BubblewrapWorkspace
 
@@ -170,3 +171,21 @@ def _bytes(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
     }
+
+
+def test_a_layer_is_measured_without_following_links(tmp_path: Path) -> None:
+    layer, outside = tmp_path / "layer", tmp_path / "outside"
+    (layer / "a" / "b").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "large").write_bytes(bytes(4 << 20))
+    (layer / "a" / "f").write_bytes(bytes(100_000))
+    (layer / "a" / "b" / "out").symlink_to(outside)
+    (layer / "up").symlink_to("../outside/large")
+    shut = layer / "shut"
+    shut.mkdir()
+    (shut / "g").write_bytes(bytes(50_000))
+    paths = [path.lstat() for path in layer.rglob("*")]
+    shut.chmod(0)
+    assert layer_bytes(layer) == sum(info.st_blocks * 512 + 1024 for info in paths)
+    assert shut.stat().st_mode & 0o777 == 0
+    shut.chmod(0o700)

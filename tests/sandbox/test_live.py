@@ -479,8 +479,12 @@ def test_folders_that_cannot_be_made_safe(
         (repository / ".git").rename(tmp_path / "elsewhere")
         (repository / ".git").symlink_to(tmp_path / "elsewhere")
         assert "symbolic link" in await refused(repository)
+        tool = Image(repository, {tmp_path / "elsewhere": "/workspace/tool"}, live=True)
+        with pytest.raises(WorkspaceError, match="inside a live folder"):
+            await sandbox.create(tool)
 
     asyncio.run(main())
+    assert sorted(path.name for path in repository.iterdir()) == [".git", "a.txt", "hooks"]
 
 
 def test_a_large_file_is_cut_off_and_a_large_folder_is_not_measured(

@@ -51,7 +51,7 @@ _DENIED = (
 )
 _NO_OVERLAY = (
     "bubblewrap cannot mount an overlay here ({detail}); it needs bubblewrap 0.11 or newer, "
-    "Linux 5.11 or newer, and a run_root on a tmpfs, ext4 or xfs folder"
+    "Linux 5.12 or newer, and a run_root on a tmpfs, ext4 or xfs folder"
 )
 
 
@@ -102,12 +102,17 @@ class BubblewrapSandbox:
             return self._launchers[purpose]
 
     async def create(self, image: Image, limits: Limits | None = None) -> BubblewrapWorkspace:
-        """A workspace on `image`, which must not change while it lives. Raises WorkspaceError."""
+        """A workspace on `image`, which must not change while it lives unless it is live. Raises
+        WorkspaceError, and EtudeError for a live folder that cannot be made safe."""
         launcher = await self._launcher()
         _check(image)
         place = Place(launcher, image, limits or Limits(), launcher.new_layer())
         if image.live:
-            await place.open()
+            try:
+                await place.open()
+            except BaseException:
+                await place.close()
+                raise
         return BubblewrapWorkspace(place)
 
     async def spawn(
@@ -233,6 +238,12 @@ def _check(image: Image) -> None:
     for source in (image.root, *image.readonly):
         if not source.exists():
             raise WorkspaceError(f"{source}, which a workspace should show, does not exist")
+    for target in image.readonly.values():
+        # Bubblewrap would make the place for it in the person's folder.
+        if image.live and Path(target).is_relative_to(WORKSPACE_ROOT):
+            raise WorkspaceError(
+                f"{target} lies inside a live folder, so nothing can be shown there"
+            )
 
 
 def _explain(detail: str) -> str:
