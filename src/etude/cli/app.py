@@ -197,7 +197,7 @@ def practice(
         else:
             print_summary(summary)
             screen.say(f"report: {page}")
-            screen.say(f"talk to the result: etude chat --model {opened.folder}")
+            screen.say(f"work with the result: etude --model {opened.folder}")
 
 
 @app.command()

@@ -334,7 +334,7 @@ class Permissions:
         if request.effect in (Effect.TALK, Effect.READ, Effect.DELEGATE):
             return _Verdict(_Answer.ALLOW, "")
         if self.mode is Mode.ASK:
-            what = "changes files" if request.effect is Effect.WRITE else _what_runs(request)
+            what = "changing files" if request.effect is Effect.WRITE else _what_runs(request)
             return _Verdict(_Answer.ASK, "mode", f"in ask mode {what} needs a person's yes")
         return _Verdict(_Answer.ALLOW, f"{self.mode.value} mode")
 
