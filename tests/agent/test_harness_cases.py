@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import struct
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -459,3 +461,19 @@ def test_case_30_markers_in_files_and_messages_stay_text(harness: Harness, token
     assert ids.count(start) == 7
     assert renderer.decode(ids).count(evil) == 2
     assert_replays(trajectory, renderer)
+
+
+def test_case_28_a_large_picture_does_not_end_the_session(harness: Harness) -> None:
+    side = 4000
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    rows = zlib.compress(b"".join(b"\0" + bytes(side) for _ in range(side)))
+    chunks = [(b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")]
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+    files = {"shot.png": png, "f": b"x\n"}
+    trajectory, told, _ = harness(files, ("read", {"path": "shot.png"}), ("read", {"path": "f"}))
+    assert [result["error_class"] for result in told] == ["wrong_kind", None]
+    assert "a picture (PNG, 4000 x 4000)" in told[0]["text"]
+    assert trajectory.outcome.stop is StopReason.FINISHED

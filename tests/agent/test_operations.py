@@ -17,7 +17,7 @@ from etude.agent.sessions import SessionStore, upto
 from etude.agent.settings import SessionSettings
 from etude.agent.summary import SummarySettings
 from etude.agent.token_policy import TokenPolicy, replay
-from etude.agent.tools import AnyTool, ToolResult, default_tools
+from etude.agent.tools import AnyTool, ToolResult, default_tools, tools_named
 from etude.errors import EtudeError
 from etude.records import Event, EventKind, StopReason, Trajectory
 from etude.sandbox.protocol import Image, Rights, Sandbox, Workspace
@@ -195,6 +195,28 @@ def test_notes_and_steering_only_append(bench: Bench) -> None:
     assert "One more thing." in script.renderer.decode(script.prompts[3])
     last = script.renderer.decode(script.prompts[4])
     assert "[mode: plan]\n\nThanks.<|im_end|>" in last
+    assert_same_ledger(trajectory, script.renderer)
+
+
+def test_case_15_twenty_turns_with_changes_of_mode_date_and_list(bench: Bench) -> None:
+    script = bench.script
+    for number in range(20):
+        script.calls(("todo", {"entries": [{"text": f"step {number}"}]})).says(f"Turn {number}.")
+
+    async def go() -> Trajectory:
+        async with bench.session(tools=tools_named(["read", "todo"])) as session:
+            for number in range(20):
+                session.note(f"[mode: {('ask', 'plan')[number % 2]}]")
+                session.note(f"[date: 2026-11-{number + 1:02}]")
+                await session.prompt(f"Message {number}.")
+            return await session.trajectory()
+
+    trajectory = asyncio.run(go())
+    assert len(script.prompts) == 40
+    for before, answer, after in zip(
+        script.prompts, script.answers, script.prompts[1:], strict=False
+    ):
+        assert after[: len(before) + len(answer)] == before + answer
     assert_same_ledger(trajectory, script.renderer)
 
 

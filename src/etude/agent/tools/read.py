@@ -17,6 +17,8 @@ from etude.agent.tools.tool import (
 )
 
 _LINE_CHARS = 2000
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PICTURES = {b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"RIFF": "WebP"}
 
 
 class ReadArguments(Arguments):
@@ -45,9 +47,20 @@ class Read(Tool[ReadArguments]):
         if data is None:
             return await absent(context, args.path)
         if b"\0" in data:
-            return ToolResult(f"{args.path} is a binary file.", ErrorClass.WRONG_KIND)
+            return ToolResult(f"{args.path} is {_kind(data)}.", ErrorClass.WRONG_KIND)
         context.seen[guest_path(args.path)] = data
         return _window(args, shown(decode(data)))
+
+
+def _kind(data: bytes) -> str:
+    """What a file is that cannot be shown as text."""
+    if data.startswith(_PNG) and len(data) >= 24:
+        width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+        return f"a picture (PNG, {width} x {height}), and only text can be shown"
+    for start, name in _PICTURES.items():
+        if data.startswith(start):
+            return f"a picture ({name}), and only text can be shown"
+    return "a binary file"
 
 
 def _window(args: ReadArguments, text: str) -> ToolResult:
