@@ -209,6 +209,27 @@ def test_what_an_edit_broke_comes_back_with_it(desk: Desk) -> None:
     assert "syntax" in desk.run(work).lower()
 
 
+def test_what_a_project_forbids_cannot_be_lifted_by_a_command(desk: Desk) -> None:
+    own = desk.project / ".etude"
+    own.mkdir()
+    (own / "settings.toml").write_text('[permissions]\ndeny = ["shell(curl *)"]\n')
+    desk.script([["shell", {"command": "rm -rf .etude; mv .etude x; echo > .etude/settings.toml"}]])
+    desk.run(lambda live: live.prompt("Free yourself."))
+    assert "curl" in (own / "settings.toml").read_text()
+
+
+def test_a_new_repository_in_the_project_is_told(desk: Desk) -> None:
+    desk.script([["shell", {"command": "git init -q sub; echo x > plain"}]], {"text": "Done."}, {})
+
+    async def work(live: LiveSession) -> None:
+        await live.prompt("Make one.")
+        await live.prompt("And now?")
+
+    desk.run(work)
+    assert [sentence for sentence in desk.said if "sub/.git" in sentence] == desk.said
+    assert len(desk.said) == 1
+
+
 @pytest.mark.parametrize("folder", ["/", "~", "missing"])
 def test_far_too_much_is_no_project(desk: Desk, folder: str) -> None:
     desk.script({"text": "never said"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -47,18 +48,26 @@ def test_results_have_the_one_shape() -> None:
             assert row["ours"] is not None or row["reason"]
 
 
-def test_commands_of_the_readme_exist() -> None:
-    """Each `etude …` line of the README is understood up to its arguments."""
-    text = (ROOT / "README.md").read_text()
-    commands = set(re.findall(r"\.venv/bin/etude ((?:tasks |model )?[a-z]+)", text))
-    assert {"practice", "report", "chat", "tasks make"} <= commands
-    for command in commands:
+def test_commands_and_options_of_the_pages_exist() -> None:
+    """Each `etude …` line of README and docs/agent.md, up to the values of its arguments."""
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "agent.md").read_text()
+    lines = re.findall(r"^(?:\.venv/bin/)?etude ([^#\n]+)", text, re.MULTILINE)
+    wanted: dict[str, set[str]] = {}
+    for line in lines:
+        command = re.match(r"(?:tasks |model )?[a-z]+", line)
+        options = wanted.setdefault(command[0] if command else "", set())
+        options.update(re.findall(r"(?<!\S)--?[a-z][a-z-]*", line))
+    assert {"", "practice", "report", "tasks make", "acp", "explain"} <= set(wanted)
+    for command, options in wanted.items():
         program = "from etude.cli.app import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", program, *command.split(), "--help"],
             capture_output=True,
             text=True,
             timeout=60,
+            env={**os.environ, "COLUMNS": "200"},
             check=False,
         )
         assert done.returncode == 0, command
+        for option in options:
+            assert option in done.stdout, f"etude {command} knows no {option}"

@@ -87,6 +87,7 @@ class LiveSession:
     ) -> None:
         self._say = say
         self._started = False
+        self._warned: set[str] = set()
         self.session = session
         self.permissions = permissions
         self.checkpoints = checkpoints
@@ -204,6 +205,20 @@ class LiveSession:
             outcome = await hooks.stop(self.session.session_id, reason, detail)
             failures += outcome.failures
         self._tell(failures)
+        await self._warn_of_repositories()
+
+    async def _warn_of_repositories(self) -> None:
+        """Mounts guard the project's own repository; of new ones the person is warned."""
+        workspace = self.session.workspace
+        if workspace is None or self.permissions.rights().readonly:
+            return
+        for folder in await workspace.changed_repositories():
+            if folder not in self._warned:
+                self._warned.add(folder)
+                self._say(
+                    f"{folder}/.git was made or changed during this session; look at its config and"
+                    " hooks before git runs in it or in a folder above it"
+                )
 
     def _tell(self, sentences: Sequence[str]) -> None:
         for sentence in sentences:

@@ -129,6 +129,11 @@ class Session:
         return self._context
 
     @property
+    def workspace(self) -> Workspace | None:
+        """The workspace, None before the first tool needed it."""
+        return self._workspace
+
+    @property
     def gate(self) -> Gate | None:
         """What decides over calls."""
         return self._gate

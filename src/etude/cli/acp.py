@@ -239,6 +239,7 @@ class EditorAgent:
             on_event=session.on_event,
             on_delta=session.on_delta,
             on_child_event=session.on_child_event,
+            say=session.say,
             extra_tools=servers.tools,
         )
         options = replace(bench.options, project=session.project)

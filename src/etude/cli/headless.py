@@ -125,6 +125,7 @@ async def _run(bench: Bench, target: Target, text: str, form: Form) -> int:
         open_sandbox=bench.sandbox,
         on_event=lambda event: seen.take("", event),
         on_child_event=seen.take,
+        say=_warn,
     )
     opened: OpenSession | None = None
     live: LiveSession | None = None

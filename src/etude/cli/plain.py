@@ -30,9 +30,12 @@ async def converse(choices: Choices) -> None:
     def on_event(event: Event) -> None:
         write(show.event(event))
 
-    drivers = Drivers(bench.backend, bench.sandbox, on_event=on_event)
+    def say(text: str) -> None:
+        write(show.say(text))
+
+    drivers = Drivers(bench.backend, bench.sandbox, on_event=on_event, say=say)
     try:
-        opened = await open_session(bench, target, drivers, lambda text: write(show.say(text)))
+        opened = await open_session(bench, target, drivers, say)
         live = opened.live
         try:
             write(show.say(f"{bench.name} on {live.options.project}; an empty line ends"))

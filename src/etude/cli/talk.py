@@ -145,6 +145,7 @@ class Talk:
             on_event=self._on_event,
             on_delta=self._on_delta,
             on_child_event=self._on_child_event,
+            say=self.say,
         )
         self.show, told = Show(), list[str]()
         self._opened = await open_session(bench, target, drivers, told.append)

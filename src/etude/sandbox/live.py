@@ -25,6 +25,8 @@ from etude.errors import EtudeError
 from etude.sandbox.gitfacts import GitFacts, read_facts, repositories_of
 from etude.sandbox.protocol import WORKSPACE_ROOT
 
+OWN_FOLDER = ".etude"
+"""Holds what a project says an agent may not do; nothing in it may be lifted by the agent."""
 _FOLDERS = ("hooks", "info", "modules", "worktrees", "remotes", "branches")
 _FILES = {"config": b"", "config.worktree": b"", "commondir": b".\n"}
 """Name → what stands in for it."""
@@ -111,6 +113,9 @@ class LiveFolder:
                 found += self._of_repository(git)
             else:
                 found.append(self._folder(git))
+        own = self.root / OWN_FOLDER
+        if own.is_dir() and not own.is_symlink():
+            found.append(own)
         found += [self._named(path, folder=True) for path in facts.hook_folders]
         found += [self._named(path, folder=False) for path in facts.named_files]
         shown = [f"{WORKSPACE_ROOT}/{path.relative_to(self.root)}" for path in found]

@@ -164,6 +164,11 @@ class Workspace(Protocol):
     # Files are never copied or compared while they change: `fork`, `snapshot`, `restore` and
     # `diff` wait for running commands, and end the background jobs of a copy-on-write workspace.
 
+    async def changed_repositories(self) -> list[str]:
+        """Of a live workspace: git repositories in subfolders that were made or reconfigured
+        while it was shown. Git runs what their files name, so a person should look first."""
+        ...
+
     async def fork(self) -> Workspace:
         """A new workspace with the same files and rights; no process is carried over. That of a
         live workspace is copy-on-write over the folder as it is."""
