@@ -6,16 +6,27 @@ import json
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from etude.agent.settings import SessionSettings
+from etude.agent.tools import tools_named
 from etude.errors import EtudeError
 from etude.inference.settings import EngineSettings
 from etude.reward.settings import RewardSettings
 from etude.rl.settings import PracticeSettings
 from etude.tasks.settings import MakerSettings, PrepareSettings
+from etude.tasks.task import Split
 from etude.training.settings import PretrainSettings, TrainerSettings
 
 
@@ -30,7 +41,7 @@ class Budget(_Section):
 
     epochs: PositiveFloat = 2.0
     minutes: PositiveFloat = 5.0
-    learning_rate: PositiveFloat = 1e-4
+    learning_rate: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
     tokens_per_step: PositiveInt = 2048
     warmup_share: float = Field(default=0.1, ge=0, le=1)
 
@@ -55,7 +66,7 @@ class Recipe(_Section):
     description: str = ""
     source: str = ""
     model: str = "smollm2-135m"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     sandbox: str = "bubblewrap"
     tools: tuple[str, ...] = ("read", "edit", "write", "grep", "shell", "finish")
     """What a rollout is told of. A small model on a CPU pays for each line in every prompt, so
@@ -73,10 +84,57 @@ class Recipe(_Section):
     practice: PracticeSettings = PracticeSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
 
+    @field_validator("model")
+    @classmethod
+    def _named(cls, model: str) -> str:
+        if not model.strip():
+            raise ValueError("name a model: a folder, a hub id or a registered name")
+        return model
+
+    @field_validator("tools")
+    @classmethod
+    def _known(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            tools_named(tools)
+        except EtudeError as error:
+            raise ValueError(str(error)) from error
+        if "edit" not in tools:
+            raise ValueError("name `edit` among them: it is what the warm-up shows")
+        return tools
+
+    @model_validator(mode="after")
+    def _every_split_is_filled(self) -> Self:
+        """Each split has a use, save that of a practice without steps."""
+        maker, needed = self.maker, list(Split)
+        if self.practice.steps == 0:
+            needed.remove(Split.PRACTICE)
+        for split in needed:
+            if not any(getattr(wanted, split.value) for wanted in maker.wanted.values()):
+                rungs = " or ".join(f"maker.wanted.{rung}.{split}" for rung in maker.wanted)
+                raise ValueError(
+                    f"{rungs or 'maker.wanted'} must ask for a task: every run needs {split} tasks"
+                )
+        shares = {
+            Split.WARMUP: (maker.warmup_fraction, "maker.warmup_fraction must be above 0"),
+            Split.HELDOUT: (maker.heldout_fraction, "maker.heldout_fraction must be above 0"),
+            Split.PRACTICE: (
+                1 - maker.warmup_fraction - maker.heldout_fraction,
+                "maker.warmup_fraction and maker.heldout_fraction must leave some for practice",
+            ),
+        }
+        for split in needed:
+            share, sentence = shares[split]
+            if share <= 0:
+                raise ValueError(sentence)
+        return self
+
     def with_choices(self, *, source: str = "", model: str = "", seed: int | None = None) -> Recipe:
         """The same recipe with what was chosen on the command line. Folders become absolute, so
-        that a run can be resumed from anywhere; one seed rules the tasks and the windows too."""
+        that a run can be resumed from anywhere; one seed rules the tasks and the windows too.
+        Raises EtudeError for a seed below 0."""
         seed = self.seed if seed is None else seed
+        if seed < 0:
+            raise EtudeError(f"the seed is {seed}; give 0 or more")
         return self.model_copy(
             update={
                 "source": _absolute(source or self.source),
@@ -97,6 +155,11 @@ class Recipe(_Section):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise EtudeError(f"the recipe {path} is no valid TOML: {error}") from error
         return cls._validated(data, str(path))
+
+    def to_json(self) -> str:
+        """The whole recipe for `from_json`, infinities too: pydantic's own JSON makes them null,
+        which for a cap means something else."""
+        return json.dumps(self.model_dump(mode="json"), indent=2)
 
     @classmethod
     def from_json(cls, path: Path) -> Recipe:
@@ -124,7 +187,8 @@ class Recipe(_Section):
             reason = first["msg"]
             if first["type"] == "extra_forbidden":
                 reason = "there is no such setting"
-            raise EtudeError(f"{where}: {field}: {reason}") from error
+            reason = reason.removeprefix("Value error, ")
+            raise EtudeError(": ".join(part for part in (where, field, reason) if part)) from error
 
 
 def _absolute(name: str) -> str:

@@ -46,7 +46,7 @@ class Run:
         except OSError as error:
             raise EtudeError(f"cannot make the run folder {folder}: {error.strerror}") from error
         lock = _lock(folder)
-        write_atomically(folder / "recipe.json", recipe.model_dump_json(indent=2).encode())
+        write_atomically(folder / "recipe.json", recipe.to_json().encode())
         return cls(folder, recipe, lock)
 
     @classmethod

@@ -102,7 +102,8 @@ async def find_or_make_tasks(
     )
     library = Library(bench.repository, tuple(made.tasks))
     counts = {split: sum(t.split is split for t in library.tasks) for split in Split}
-    missing = [split.value for split, count in counts.items() if count == 0]
+    idle = {Split.PRACTICE} if recipe.practice.steps == 0 else set[Split]()
+    missing = [split.value for split, n in counts.items() if n == 0 and split not in idle]
     if missing:
         raise EtudeError(
             f"{bench.repository.name} gave no {' and no '.join(missing)} task: its tests notice too"

@@ -22,7 +22,7 @@ class PracticeSettings(BaseModel):
     minutes: float = Field(default=6.0, gt=0)
     groups_per_step: int = Field(default=8, ge=1)
     group_size: int = Field(default=8, ge=2)
-    learning_rate: float = Field(default=3e-5, gt=0)
+    learning_rate: float = Field(default=3e-5, gt=0, allow_inf_nan=False)
     warmup_steps: int = Field(default=1, ge=0)
     tokens_per_rollout: int = Field(default=64, ge=1)
     prior_strength: float = Field(default=4.0, gt=0)

@@ -22,9 +22,9 @@ class PrepareSettings(BaseModel):
     extra_requirements: tuple[str, ...] = ()
     """What the tests need beyond what the repository itself declares."""
     workers: PositiveInt = 2
-    order_seed: int = 1
+    order_seed: NonNegativeInt = 1
     """Order of the second run of the suite."""
-    hash_seed: int = 4242
+    hash_seed: int = Field(default=4242, ge=0, lt=1 << 32)
     """PYTHONHASHSEED of the third run."""
 
 
@@ -43,7 +43,7 @@ class MakerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     wanted: dict[Rung, Wanted] = Field(default_factory=lambda: {Rung.EXPRESSION: Wanted()})
     warmup_fraction: float = Field(default=0.2, ge=0, le=1)
     """Share of functions for warm-up transcripts; practice gets what the other two leave."""

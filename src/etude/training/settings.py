@@ -45,5 +45,5 @@ class PretrainSettings(BaseModel):
 
     window: int = Field(default=512, ge=2)
     """Tokens of one sequence."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Of the order of repositories, of their files, and of the windows of an epoch."""
