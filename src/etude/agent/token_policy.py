@@ -111,13 +111,8 @@ class TokenPolicy:
         anew, so a newer tokenizer or dialect cannot change what was said."""
         conversation = self.conversation
         first = events[0]
-        if first.kind is EventKind.USER:
-            conversation.say(first.data["text"])
-        elif first.kind is EventKind.NOTE:
-            conversation.note(first.data["text"])
-        elif first.kind is EventKind.TOOL_RESULT:
-            conversation.answer(first.data["text"])
-        elif first.kind in (EventKind.ASSISTANT, EventKind.SUMMARY):
+        _say_again(conversation, first)
+        if first.kind in (EventKind.ASSISTANT, EventKind.SUMMARY):
             if exchange is None:
                 raise EtudeError(
                     "this session was held with a service that tells no tokens; go on with that"
@@ -135,6 +130,16 @@ class TokenPolicy:
         return self.conversation.segments(temperature)
 
 
+def _say_again(conversation: Conversation, event: Event) -> None:
+    """Put what an event said to the model into the conversation; other events say nothing."""
+    if event.kind is EventKind.USER:
+        conversation.say(event.data["text"])
+    elif event.kind is EventKind.NOTE:
+        conversation.note(event.data["text"])
+    elif event.kind is EventKind.TOOL_RESULT:
+        conversation.answer(event.data["text"])
+
+
 def replay(trajectory: Trajectory, renderer: Renderer) -> tuple[Segment, ...]:
     """The segments of a session, made again from its events and its sampled tokens alone.
 
@@ -147,13 +152,8 @@ def replay(trajectory: Trajectory, renderer: Renderer) -> tuple[Segment, ...]:
     conversation = Conversation(renderer, *head_of(head))
     turns = iter([(segment, turn) for segment in trajectory.segments for turn in segment.turns])
     for event in trajectory.events:
-        if event.kind is EventKind.USER:
-            conversation.say(event.data["text"])
-        elif event.kind is EventKind.NOTE:
-            conversation.note(event.data["text"])
-        elif event.kind is EventKind.TOOL_RESULT:
-            conversation.answer(event.data["text"])
-        elif event.kind in (EventKind.ASSISTANT, EventKind.SUMMARY):
+        _say_again(conversation, event)
+        if event.kind in (EventKind.ASSISTANT, EventKind.SUMMARY):
             segment, turn = next(turns, (None, None))
             if segment is None or turn is None:
                 raise ValueError("there are more answers among the events than in the ledger")

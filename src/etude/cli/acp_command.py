@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from etude.cli import options
 from etude.cli.choices import Choices
 
 
@@ -13,29 +14,17 @@ def acp(
     model: Annotated[
         str, typer.Option(envvar="ETUDE_MODEL", help="A run folder, model name, folder or hub id.")
     ] = "",
-    mode: Annotated[str, typer.Option(help="What runs unasked: ask, auto, read-only, plan.")] = "",
-    effort: Annotated[str, typer.Option(help="low, medium or high.")] = "",
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible service, up to /v1.")] = "",
-    api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Variable that holds the service's key.")
-    ] = "",
-    context_length: Annotated[
-        int | None, typer.Option("--context", min=64, help="Tokens of prompt and answer.")
-    ] = None,
-    dialect: Annotated[str, typer.Option(help="Tool format of a local model, by name.")] = "",
-    money: Annotated[
-        float | None, typer.Option(min=0, help="Dollars that each session may spend.")
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that each session may sample.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="HOST", help="May be fetched from; repeatable.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="0 is greedy; default 0.7, or the recipe's.")
-    ] = None,
+    mode: options.Mode = "",
+    effort: options.Effort = "",
+    url: options.Url = "",
+    api_key_env: options.ApiKeyEnv = "",
+    context_length: options.Context = None,
+    dialect: options.Dialect = "",
+    money: options.Money = None,
+    tokens: options.Tokens = None,
+    allow_host: options.AllowHost = None,
+    seed: options.Seed = 0,
+    temperature: options.Temperature = None,
 ) -> None:
     """Be the agent of an editor that speaks the Agent Client Protocol, over stdin and stdout.
 

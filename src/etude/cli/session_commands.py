@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from etude.cli import options
 from etude.cli.choices import PICK, Choices
 from etude.errors import EtudeError
 
@@ -25,8 +26,8 @@ def talk(
     ] = None,
     model: Annotated[str, typer.Option(help=_MODELS)] = "",
     folder: Annotated[Path, typer.Option(help="The project to work on.")] = Path(),
-    mode: Annotated[str, typer.Option(help="What runs unasked: ask, auto, read-only, plan.")] = "",
-    effort: Annotated[str, typer.Option(help="low, medium or high.")] = "",
+    mode: options.Mode = "",
+    effort: options.Effort = "",
     resume: Annotated[
         str, typer.Option(metavar="[ID|last]", help="Go on with a session; without ID, choose.")
     ] = "",
@@ -40,27 +41,16 @@ def talk(
     stream_json: Annotated[
         bool, typer.Option("--stream-json", help="With -p: one JSON line for each event.")
     ] = False,
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible service, up to /v1.")] = "",
-    api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Variable that holds the service's key.")
-    ] = "",
-    context_length: Annotated[
-        int | None, typer.Option("--context", min=64, help="Tokens of prompt and answer.")
-    ] = None,
-    dialect: Annotated[str, typer.Option(help="Tool format of a local model, by name.")] = "",
-    money: Annotated[
-        float | None, typer.Option(min=0, help="Dollars that may be spent, sub-agents included.")
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that may be sampled, sub-agents included.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="HOST", help="May be fetched from; repeatable.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="0 is greedy; default 0.7, or the recipe's.")
-    ] = None,
+    url: options.Url = "",
+    api_key_env: options.ApiKeyEnv = "",
+    context_length: options.Context = None,
+    dialect: options.Dialect = "",
+    money: options.Money = None,
+    tokens: options.Tokens = None,
+    allow_host: options.AllowHost = None,
+    seed: options.Seed = 0,
+    temperature: options.Temperature = None,
+    version: options.Version = False,
 ) -> None:
     """Work on the project in this folder with a model: files are read, changed and tested in a
     sandbox, and what matters is asked first.

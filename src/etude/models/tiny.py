@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -92,36 +92,26 @@ def _config(kind: Kind, vocab: int) -> PreTrainedConfig:
     with the usual 0.02 a model this narrow hardly looks at its context."""
     from transformers import LlamaConfig, Qwen3MoeConfig
 
+    shared: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "initializer_range": 0.09,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     if kind == "dense":
-        return LlamaConfig(
-            vocab_size=vocab,
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=5,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT_LENGTH,
-            initializer_range=0.09,
-            tie_word_embeddings=True,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-        )
+        return LlamaConfig(num_hidden_layers=5, **shared)
     return Qwen3MoeConfig(
-        vocab_size=vocab,
-        hidden_size=128,
-        intermediate_size=384,
         moe_intermediate_size=96,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
-        max_position_embeddings=CONTEXT_LENGTH,
-        initializer_range=0.09,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
+        **shared,
     )
