@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import struct
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from etude.errors import EtudeError
 from etude.records import (
     Event,
     EventKind,
@@ -31,6 +35,7 @@ from etude.records import (
     Verdict,
 )
 
+_DATABASE = "run.db"
 _MAGIC = b"ETUDE-TRAJECTORY-1\n"
 _ARRAYS = {
     "prompt_ids": "<i4",
@@ -135,6 +140,12 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether SQLite met a file that is no database, or not whole."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    return code & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+
 @dataclass(frozen=True)
 class RolloutKey:
     """Names one rollout of a run: which phase and step asked for it, of which task, which of its
@@ -163,19 +174,49 @@ class RolloutRow:
 
 
 class RunStore:
-    """The state of one run folder. Used from one process at a time (the run holds a lock)."""
+    """The state of one run folder. Used from one process at a time (the run holds a lock).
 
-    def __init__(self, folder: Path) -> None:
+    A folder that cannot be written is opened for reading with `readonly`. Raises EtudeError when
+    the database is damaged.
+    """
+
+    def __init__(self, folder: Path, *, readonly: bool = False) -> None:
         self.folder = folder
-        (folder / "rollouts").mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(folder / "run.db", isolation_level=None, timeout=30)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(_SCHEMA)
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        path = folder / _DATABASE
+        try:
+            if readonly:
+                self._db = self._open_readonly(path)
+                self._db.execute("SELECT key FROM rollouts LIMIT 1")
+                return
+            (folder / "rollouts").mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            if readonly or is_damage(error):
+                raise EtudeError(
+                    f"{path} is damaged ({error}); put it back from a backup or start a new run"
+                ) from error
+            raise
+
+    def _open_readonly(self, path: Path) -> sqlite3.Connection:
+        """Of a database that nobody can write, SQLite need lock nothing. It could not read what
+        stands only in the log beside it, so such a pair is read from a copy."""
+        if path.with_name(f"{path.name}-wal").exists():
+            self._copy = tempfile.TemporaryDirectory(prefix="etude-run-")
+            for file in (path, path.with_name(f"{path.name}-wal")):
+                shutil.copyfile(file, Path(self._copy.name, file.name))
+            return sqlite3.connect(Path(self._copy.name, path.name), isolation_level=None)
+        address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
+        return sqlite3.connect(address, uri=True, isolation_level=None)
 
     def close(self) -> None:
         """Close the database; the store is unusable afterwards."""
         self._db.close()
+        if self._copy is not None:
+            self._copy.cleanup()
 
     def get(self, key: str) -> Any:
         """A JSON value of the run's state, or None."""

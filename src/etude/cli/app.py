@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etude.cli import acp_command, session_commands
+from etude.cli.running import INTERRUPTED, expect_signals, expect_the_end
 from etude.cli.running import run as run_to_end
 from etude.errors import EtudeError
 
@@ -53,9 +54,10 @@ def doctor(as_json: Json = False) -> None:
 
 @model_app.command("pull")
 def model_pull(
-    name: Annotated[str, typer.Argument(help="A registered model, for example smollm2-135m.")],
+    name: Annotated[str, typer.Argument(help="A registered model.")] = "smollm2-135m",
 ) -> None:
     """Fetch a model into the cache, mend its tokenizer and verify it; works offline afterwards.
+    Without a name it is smollm2-135m.
 
     Example: `etude model pull smollm2-135m`
     """
@@ -89,7 +91,7 @@ def tasks_make(
     out: Annotated[Path, typer.Option(help="Folder to write the tasks to.")] = Path("tasks"),
     preset: Annotated[str, typer.Option(help="Recipe whose numbers of tasks to use.")] = "",
     recipe: Annotated[Path | None, typer.Option(help="A recipe of your own (TOML).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of splits and choice.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of splits and choice, 0 or more.")] = None,
     as_json: Json = False,
 ) -> None:
     """Remove features from a repository and keep those removals that its tests notice.
@@ -155,7 +157,7 @@ def practice(
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME-TIME.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
     model: Annotated[str, typer.Option(help="Model name, folder or hub id.")] = "",
-    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything, 0 or more.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make tasks from a repository, let the model practise them, and show what it learnt.
@@ -164,8 +166,6 @@ def practice(
     `etude practice --resume runs/toolz-20261130-120000`
     """
     from etude.cli.screen import Screen, print_json, print_summary
-    from etude.pipeline.job import main_job
-    from etude.pipeline.report import write_report
     from etude.pipeline.run import Run, default_folder
     from etude.progress import Silent
     from etude.tasks.source import check
@@ -183,7 +183,16 @@ def practice(
         if not plan.source:
             raise EtudeError("name a repository: a folder, a git URL or pypi:NAME")
         check(plan.source)
-        opened = Run.create(run or default_folder(plan.source), plan)
+        folder = run or default_folder(plan.source)
+        Run.check_new(folder)
+        from etude.pipeline.preflight import preflight
+
+        run_to_end(preflight, plan, folder, screen)
+        opened = Run.create(folder, plan)
+    # Late: torch takes seconds, and what was asked for may be wrong.
+    from etude.pipeline.job import main_job
+    from etude.pipeline.report import write_report
+
     with opened:
         screen.say(f"run folder: {opened.folder}")
         try:
@@ -215,13 +224,18 @@ def report(
     from etude.pipeline.summary import summarize
 
     with Run.look(run) as opened:
-        page = write_report(opened)
+        page: Path | None = None
+        try:
+            page = write_report(opened)
+        except OSError as error:
+            sys.stderr.write(f"etude: the page could not be written to {run} ({error.strerror})\n")
         summary = summarize(opened)
         if as_json:
-            print_json({"run": str(run), "report": str(page), **summary.to_json()})
+            print_json({"run": str(run), "report": page and str(page), **summary.to_json()})
         else:
             print_summary(summary)
-            Screen().say(f"report: {page}")
+            if page is not None:
+                Screen().say(f"report: {page}")
 
 
 def _plan(preset: str, recipe: Path | None) -> Recipe:
@@ -233,28 +247,46 @@ def _plan(preset: str, recipe: Path | None) -> Recipe:
     return Recipe.from_toml(recipe) if recipe else Recipe.preset(preset or "demo")
 
 
-def _disk_full(error: OSError | sqlite3.OperationalError) -> bool:
+def _disk_full(error: OSError | sqlite3.DatabaseError) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     # SQLite maps its shared index: on a full disk that is an I/O error, not "full".
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    return code & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def main() -> None:
-    """Entry point. An EtudeError is one sentence on stderr; anything else is a bug."""
+    """Entry point. An EtudeError is one sentence on stderr; SIGINT and SIGTERM end with 130;
+    anything else is a bug."""
+    expect_signals()
     try:
-        app(args=session_commands.with_values(sys.argv[1:]))
+        # Not `app()`: that would put another hook for uncaught exceptions in place.
+        typer.main.get_command(app)(args=session_commands.with_values(sys.argv[1:]))
     except EtudeError as error:
         sys.stderr.write(f"etude: {error}\n")
         sys.exit(error.exit_code)
-    except (OSError, sqlite3.OperationalError) as error:
-        if not _disk_full(error):
-            raise
-        where = getattr(error, "filename", None) or "the run folder"
-        sys.stderr.write(
-            f"etude: no space left on the disk that holds {where} (or it fails); free some and go"
-            " on with `etude practice --resume RUN`: what is stored is kept\n"
-        )
+    except (OSError, sqlite3.DatabaseError) as error:
+        sys.stderr.write(f"etude: {_storage_sentence(error)}\n")
         sys.exit(EtudeError.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    finally:
+        expect_the_end()
+
+
+def _storage_sentence(error: OSError | sqlite3.DatabaseError) -> str:
+    """What went wrong with a disk, in one sentence. Raises `error` itself when it is a bug."""
+    from etude.store import is_damage
+
+    if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+        return (
+            f"the database of the run is damaged ({error}); put its run.db back from a backup or"
+            " start a new run"
+        )
+    if not _disk_full(error):
+        raise error
+    where = getattr(error, "filename", None) or "the run folder"
+    return (
+        f"no space left on the disk that holds {where} (or it fails); free some and go on with"
+        " `etude practice --resume RUN`: what is stored is kept"
+    )

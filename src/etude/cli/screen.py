@@ -126,10 +126,11 @@ def print_summary(summary: Summary) -> None:
             for row in table(summary)
         ],
     )
-    print_table(
-        "",
-        ["difference in pass@1 (points)", "", "95 % interval"],
-        [[row["name"], row["value"], row["interval"]] for row in gain_table(summary)],
-    )
+    if gains := gain_table(summary):
+        print_table(
+            "",
+            ["difference in pass@1 (points)", "", "95 % interval"],
+            [[row["name"], row["value"], row["interval"]] for row in gains],
+        )
     for line in remarks(summary):
         console.print(line, markup=False)

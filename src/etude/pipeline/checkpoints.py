@@ -21,7 +21,7 @@ from etude.training.trainer import Trainer
 
 _MANIFEST = "manifest.json"
 _PHASES = ("pretrain", "warmup", "practice")
-_BYTES_PER_PARAMETER = 12
+BYTES_PER_PARAMETER = 12
 """Master weight and two moments, float32."""
 
 
@@ -78,7 +78,7 @@ class Checkpoints:
         name = f"{phase}-{step:06d}" + ("-final" if final else "")
         if (self._folder / name).exists():
             return
-        need = _BYTES_PER_PARAMETER * trainer.parameters
+        need = BYTES_PER_PARAMETER * trainer.parameters
         if free_bytes(self._folder) < need * 1.05:
             raise EtudeError(
                 f"no space for a checkpoint in {self._folder}: it takes {need / 2**30:.1f} GiB and"

@@ -18,7 +18,7 @@ from etude.agent.prompts import SYSTEM_PROMPT
 from etude.agent.tools import AnyTool
 from etude.errors import EtudeError
 from etude.inference.protocol import Engine
-from etude.models.renderer import Renderer
+from etude.models.renderer import Renderer, ToolSpec
 from etude.progress import Progress, metered
 from etude.store import RolloutKey, RunStore
 from etude.tasks.attempt import Attempt, Attempts
@@ -92,15 +92,21 @@ def reference_likelihoods(
             chunk = tasks[start : start + _CHUNK]
             sequences: list[TokenSequence] = []
             for task in chunk:
-                prompt = renderer.open(SYSTEM_PROMPT, specs, task.prompt)
-                call = ("edit", task.answer.model_dump())
-                answer = renderer.expert(task.restored_lines(), [call], specs)
-                sequences.append(_plain(prompt, answer, temperature))
+                sequences.append(_plain(*reference_turn(task, renderer, specs), temperature))
             wanted = [s.cross_entropy != 0 for s in sequences]
             for task, logprobs in zip(chunk, trainer.logprobs(sequences, wanted), strict=True):
                 result[task.id] = math.exp(float(np.nansum(logprobs)))
             meter.update(start + len(chunk))
     return result
+
+
+def reference_turn(
+    task: Task, renderer: Renderer, specs: Sequence[ToolSpec]
+) -> tuple[list[int], list[int]]:
+    """Tokens of the prompt that a policy is given, and of the turn in which the expert answers."""
+    prompt = renderer.open(SYSTEM_PROMPT, specs, task.prompt)
+    call = ("edit", task.answer.model_dump())
+    return list(prompt), list(renderer.expert(task.restored_lines(), [call], specs))
 
 
 def _plain(prompt: Sequence[int], answer: Sequence[int], temperature: float) -> TokenSequence:

@@ -26,7 +26,8 @@ from etude.models.dialects.choose import renderer_for
 from etude.models.pull import ensure_model
 from etude.pipeline.checkpoints import Checkpoints
 from etude.pipeline.corpus import heldout_loss, pretraining_sequences
-from etude.pipeline.expert import expert_sequences, reference_likelihoods
+from etude.pipeline.expert import expert_sequences, reference_likelihoods, reference_turn
+from etude.pipeline.preflight import check_room
 from etude.pipeline.run import Run
 from etude.pipeline.summary import Summary, evaluation_phase, summarize
 from etude.pipeline.supervise import supervise
@@ -51,6 +52,7 @@ async def main_job(run: Run, progress: Progress) -> Summary:
     recipe = run.recipe
     async with timed(run, "model"):
         folder = await asyncio.to_thread(ensure_model, recipe.model, progress=progress.say)
+    check_room(run.folder, folder)
     tasks = run.folder / "tasks"
     async with open_bench(recipe, progress, tasks=tasks, timer=timed(run, "repository")) as bench:
         async with timed(run, "tasks"):
@@ -86,6 +88,7 @@ class _Phases:
 
     async def all(self) -> None:
         """Everything that is not done yet."""
+        await asyncio.to_thread(self.check_context)
         await self.evaluate("before")
         trainer = await asyncio.to_thread(Trainer, self.folder, self.run.recipe.trainer)
         newest = self.checkpoints.newest()
@@ -122,6 +125,25 @@ class _Phases:
             reward=recipe.reward,
             concurrency=recipe.concurrency.rollouts,
         )
+
+    def check_context(self) -> None:
+        """Raise EtudeError when no held-out task fits into the context with its reference answer:
+        whatever the policy, every rollout would be cut. Tell when only some do not."""
+        tasks, length = self.tasks(Split.HELDOUT), self.engine.context_length
+        specs = [tool.spec() for tool in tools_named(self.run.recipe.tools)]
+        sizes = [sum(map(len, reference_turn(task, self.renderer, specs))) for task in tasks]
+        long = sum(size > length for size in sizes)
+        if long == len(tasks):
+            raise EtudeError(
+                f"no held-out task can be answered in {length} tokens: with its answer the shortest"
+                f" takes {min(sizes)}; raise [engine] max_context in the recipe, within what the"
+                " model itself can take"
+            )
+        if long:
+            self.progress.say(
+                f"{long} of {len(tasks)} held-out tasks do not fit into {length} tokens with their"
+                " reference answer; a larger [engine] max_context would let them count"
+            )
 
     async def evaluate(self, name: str) -> None:
         """Every held-out task, `samples` times. The same seeds each time: paired."""

@@ -82,7 +82,8 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def write_report(run: Run) -> Path:
-    """Write `RUN/report.html`. Raises EtudeError when no evaluation is finished yet."""
+    """Write `RUN/report.html`. Raises EtudeError when no evaluation is finished yet, OSError when
+    the page cannot be written."""
     summary = summarize(run)
     if not summary.scores:
         raise EtudeError(f"{run.folder} has no finished evaluation to report yet")

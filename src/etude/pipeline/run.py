@@ -13,7 +13,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -27,20 +29,18 @@ from etude.store import RunStore, write_atomically
 class Run:
     """An open run; what changes it is one process at a time. Use as a context manager."""
 
-    def __init__(self, folder: Path, recipe: Recipe, lock: IO[str] | None) -> None:
+    def __init__(
+        self, folder: Path, recipe: Recipe, lock: IO[str] | None, *, readonly: bool = False
+    ) -> None:
         self.folder = folder
         self.recipe = recipe
-        self.store = RunStore(folder)
+        self.store = RunStore(folder, readonly=readonly)
         self._lock = lock
 
     @classmethod
     def create(cls, folder: Path, recipe: Recipe) -> Run:
         """Start a new run. Raises EtudeError when the folder is in use already."""
-        if (folder / "recipe.json").exists():
-            raise EtudeError(
-                f"{folder} already holds a run: continue it with `etude practice --resume {folder}`"
-                " or name another folder with --run"
-            )
+        cls.check_new(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -49,18 +49,30 @@ class Run:
         write_atomically(folder / "recipe.json", recipe.to_json().encode())
         return cls(folder, recipe, lock)
 
+    @staticmethod
+    def check_new(folder: Path) -> None:
+        """Raise EtudeError when the folder holds a run already."""
+        if (folder / "recipe.json").exists():
+            raise EtudeError(
+                f"{folder} already holds a run: continue it with `etude practice --resume {folder}`"
+                " or name another folder with --run"
+            )
+
     @classmethod
     def resume(cls, folder: Path) -> Run:
-        """Open a run that was started before. Raises EtudeError when there is none, or another
-        process is at it."""
+        """Open a run that was started before. Raises EtudeError when there is none, it cannot be
+        written, or another process is at it."""
         recipe = _recipe(folder)
         return cls(folder, recipe, _lock(folder))
 
     @classmethod
     def look(cls, folder: Path) -> Run:
-        """Open a run in order to report on it, be another process at it or not. Raises EtudeError
-        when there is none."""
-        return cls(folder, _recipe(folder), None)
+        """Open a run in order to report on it, be another process at it or not, even in a folder
+        that cannot be written. Raises EtudeError when there is none."""
+        recipe = _recipe(folder)
+        files = (folder, folder / "rollouts", folder / "run.db")
+        readonly = not all(os.access(file, os.W_OK) for file in files if file.exists())
+        return cls(folder, recipe, None, readonly=readonly)
 
     def path(self, *parts: str) -> Path:
         """A path inside the run; its parent folder exists."""
@@ -100,7 +112,14 @@ def _recipe(folder: Path) -> Recipe:
 
 
 def _lock(folder: Path) -> IO[str]:
-    lock = (folder / "lock").open("w")
+    try:
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise EtudeError(
+            f"{folder} cannot be written ({error.strerror}), so the run in it cannot go on"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
