@@ -182,6 +182,23 @@ def test_a_run_folder_is_not_overwritten(corner: Corner, whole: tuple[Path, str]
     assert process.returncode == 2 and "--resume" in out
 
 
+@pytest.mark.timeout(240)
+def test_a_context_in_which_no_task_can_be_answered_is_told(
+    corner: Corner, whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Before anything is sampled, not as a held-out score of 0."""
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(corner.recipe.read_text().replace("max_context = 1024", "max_context = 128"))
+    run = tmp_path / "run"
+    words = ["practice", str(corner.source), "--recipe", str(recipe), "--run", str(run)]
+    process = start(corner, *words)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 2, out
+    last = out.strip().splitlines()[-1]
+    assert last.startswith("etude: no held-out task can be answered in 128 tokens")
+    assert "[engine] max_context" in last and not list((run / "rollouts").iterdir())
+
+
 def test_the_report_as_json(corner: Corner, whole: tuple[Path, str]) -> None:
     run, _ = whole
     data = json.loads(finish(start(corner, "report", str(run), "--json")))
