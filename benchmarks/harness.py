@@ -7,7 +7,7 @@ person's live session with gate, checkpoints, log and token ledger on a real pro
 theirs is mini-swe-agent's default agent, its trajectory file on, with its local environment, which
 has no sandbox. The time between the end of one answer and the next question is taken, less the time
 that the command itself took on each side. Needs `pip install --no-deps mini-swe-agent
-python-dotenv`; without it there is no peer, and the row says so.
+python-dotenv platformdirs`; without it there is no peer, and the row says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import asyncio
 import importlib.util
 import json
 import os
+import pty
+import select
 import statistics
 import subprocess
 import sys
@@ -42,6 +44,7 @@ from etude.sandbox.registry import open_sandbox
 
 LIMIT_MS, HELP_LIMIT_S, PROMPT_LIMIT_S = 20.0, 0.3, 1.0
 PEER = "minisweagent"
+PROMPT = "›".encode()
 
 
 def command(number: int) -> str:
@@ -187,6 +190,38 @@ def start_seconds(*words: str) -> float:
     )
 
 
+def prompt_seconds() -> float:
+    """Until the terminal's prompt can be seen, on a pseudo-terminal, with a model named."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.json"
+        script.write_text('{"turns": []}')
+        (project := Path(folder) / "project").mkdir()
+        ours_end, its_end = pty.openpty()
+        began = time.perf_counter()
+        program = "from etude.cli.app import main; main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, "--model", f"script:{script}"],
+            cwd=project,
+            env={**os.environ, "TERM": "xterm-256color", "ETUDE_STATE": folder},
+            stdin=its_end,
+            stdout=its_end,
+            stderr=its_end,
+            start_new_session=True,
+        )
+        try:
+            shown = b""
+            while PROMPT not in shown:
+                if not select.select([ours_end], [], [], 30)[0]:
+                    raise TimeoutError("no prompt within 30 s")
+                shown += os.read(ours_end, 1 << 16)
+            return time.perf_counter() - began
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours_end)
+            os.close(its_end)
+
+
 def limited(metric: str, unit: str, values: Sequence[float], limit: float) -> shape.Row:
     """A row against a limit: the ratio is limit / value, so that 1 and more is met."""
     return shape.compared(
@@ -237,6 +272,12 @@ def main() -> None:
             "s",
             [start_seconds("--help") for _ in range(options.repeats)],
             HELP_LIMIT_S,
+        ),
+        limited(
+            "prompt start s",
+            "s",
+            [prompt_seconds() for _ in range(options.repeats)],
+            PROMPT_LIMIT_S,
         ),
     ]
     if options.quick:

@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     add_completion=False,
-    rich_markup_mode="markdown",
+    # Plain help: reading the library for rich text takes longer than all the rest.
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 110},
     pretty_exceptions_enable=False,
     help="Turn an open-weights model and your own repositories into a coding agent.",
 )
-model_app = typer.Typer(no_args_is_help=True, help="Get models.")
-tasks_app = typer.Typer(no_args_is_help=True, help="Make verified tasks from a repository.")
+model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Get models.")
+tasks_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make verified tasks from a repository.",
+)
 app.add_typer(model_app, name="model")
 app.add_typer(tasks_app, name="tasks")
 session_commands.register(app)
