@@ -155,6 +155,25 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_links_that_are_left_out_are_said_in_one_line(tmp_path: Path) -> None:
+    """The installation is given no time, so that this ends soon after the source was fetched."""
+    repository(tmp_path / "proj", "def test_a(): pass\n")
+    for name in ("one", "two", "three", "four"):
+        (tmp_path / "proj" / name).symlink_to("/etc")
+    said: list[str] = []
+    with pytest.raises(EtudeError, match="installation did not end"):
+        asyncio.run(
+            prepare(
+                str(tmp_path / "proj"),
+                cache=tmp_path / "cache",
+                sandbox=BubblewrapSandbox(),
+                settings=PrepareSettings(install_timeout=0.01),
+                progress=said.append,
+            )
+        )
+    assert said[1] == "left out 4 symbolic links: four, one, three, …"
+
+
 def test_requirements_of_tests_are_found_wherever_they_are_declared(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[dependency-groups]\ntest = ["alpha>=1", {include-group = "more"}]\n'
