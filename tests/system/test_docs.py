@@ -37,6 +37,7 @@ def test_tables_are_those_of_the_results() -> None:
 def test_results_have_the_one_shape() -> None:
     metrics = {
         "engine": "group workload tok/s vs transformers generate",
+        "harness": "overhead per turn ms",
         "tasks": "valid tasks per minute",
     }
     keys = {"name", "command", "commit", "date", "machine", "settings", "seeds", "rows"}
