@@ -109,6 +109,50 @@ def test_between_two_handlers(number: int) -> None:
     assert done.returncode == 130 and "Traceback" not in done.stderr, done.stderr
 
 
+WORK = """
+import asyncio, sys
+from etude.cli.running import expect_signals, run
+
+async def work():
+    print("up", flush=True)
+    try:
+        await asyncio.sleep(50)
+    finally:
+        await asyncio.sleep(float(sys.argv[1]))
+        print("closed", flush=True)
+
+expect_signals()
+try:
+    run(work)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "while SIGINT is ignored"])
+@pytest.mark.parametrize(
+    ("closing", "signals", "closed"), [("0.1", 1, "closed\n"), ("50", 2, "")], ids=["one", "two"]
+)
+def test_work_is_ended_and_closed_by_sigterm(
+    closing: str, signals: int, closed: str, ignored: bool
+) -> None:
+    """What a shell starts in the background of a script ignores SIGINT from the beginning. A
+    second signal does not wait for what the first one began to close."""
+    ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" if ignored else ""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ignore + WORK, closing],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    for _ in range(signals):
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+    out, told = process.communicate(timeout=40)
+    assert (process.returncode, out, told) == (130, closed, "")
+
+
 def test_an_interrupt_that_became_another_error_has_no_traceback() -> None:
     """Python itself makes a RuntimeError of one that meets the making of a class."""
     program = (

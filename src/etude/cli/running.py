@@ -22,9 +22,35 @@ INTERRUPTED = 130
 
 def run(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a coroutine function to its end. SIGTERM ends it as Ctrl-C does, so that sandboxes are
-    closed either way."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    return asyncio.run(function(*args, **kwargs))
+    closed either way: it is cancelled, a second signal ends that too, and KeyboardInterrupt is
+    raised. That holds where SIGINT is ignored, as in what a script starts with `&`."""
+    terminated = False
+
+    async def main() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def terminate(number: int, frame: FrameType | None) -> None:
+            nonlocal terminated
+            if terminated:
+                raise KeyboardInterrupt
+            terminated = True
+            task.cancel()
+            # The loop may wait for something; a handler alone does not wake it.
+            loop.call_soon_threadsafe(int)
+
+        signal.signal(signal.SIGTERM, terminate)
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGTERM, _interrupt)
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        if terminated:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def expect_signals() -> None:
@@ -44,7 +70,7 @@ def expect_the_end() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.raise_signal(signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
