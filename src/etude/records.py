@@ -122,7 +122,7 @@ class Event:
     of the harness's to the model): text. ASSISTANT: text, thinking. TOOL_CALL: id, name,
     arguments, malformed. TOOL_RESULT: id, name, text, error_class. SUMMARY: text, thinking,
     query, and the opening of the next segment. PERMISSION: id of the call, allowed, by, reason.
-    CHECKPOINT: id.
+    CHECKPOINT: id; undone_to (after an undo: the checkpoint that files were put back to).
     STOP: reason, detail. ASSISTANT and SUMMARY also say what the turn took: prompt_tokens,
     cached_tokens, sampled_tokens, result_tokens (of the prompt, new and due to tool results), and
     thinking_tokens, call_tokens, text_tokens, which sum to the sampled ones.

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -94,6 +95,46 @@ def test_edits_are_in_the_real_folder_and_can_be_taken_back(desk: Desk) -> None:
     assert (desk.project / "a.py").read_bytes() == b"one\r\n"
     assert (desk.project / "keep").read_bytes() == b"\xff\x00"
     assert not (desk.project / "b").exists()
+
+
+def test_undo_steps_back_one_message_at_a_time(desk: Desk) -> None:
+    file = desk.project / "a"
+    file.write_text("0")
+    turns: list[Any] = []
+    for number in (1, 2, 3):
+        turns += [[["shell", {"command": f"printf {number} > a"}]], {"text": "Set."}]
+    desk.script(*turns, {"text": "Seen."})
+
+    def notes(live: LiveSession) -> int:
+        told = [e.data["text"] for e in live.session.events if e.kind is EventKind.NOTE]
+        return sum("put the files back" in text for text in told)
+
+    async def first(live: LiveSession) -> str:
+        for text in ("one", "two", "three"):
+            await live.prompt(text)
+        await live.prompt("look")  # Changes nothing.
+        assert not (await live.undo()).changed and notes(live) == 0 and file.read_text() == "3"
+        left = (await live.undo()).left
+        assert file.read_text() == "2" and notes(live) == 1
+        await live.undo(left)  # Redo: the third message counts again.
+        assert file.read_text() == "3"
+        await live.undo()
+        assert file.read_text() == "2"
+        return live.session.session_id
+
+    async def second(live: LiveSession) -> None:
+        """A resumed session goes on where it was."""
+        await live.undo()
+        assert file.read_text() == "1"
+        await live.undo()
+        assert file.read_text() == "0"
+        before = len(live.session.events)
+        with pytest.raises(EtudeError, match="nothing more to undo"):
+            await live.undo()
+        assert len(live.session.events) == before
+
+    session_id = desk.run(first)
+    desk.run(second, resume=session_id)
 
 
 def test_case_17_a_state_is_kept_before_a_command_of_a_sub_agent_too(desk: Desk) -> None:
@@ -207,6 +248,82 @@ def test_what_an_edit_broke_comes_back_with_it(desk: Desk) -> None:
         return results(live)[0]["text"]
 
     assert "syntax" in desk.run(work).lower()
+
+
+def test_calls_side_by_side_share_one_workspace(desk: Desk) -> None:
+    subprocess.run(["git", "init", "--quiet", str(desk.project)], check=True)
+    before = sorted(path.name for path in (desk.project / ".git").iterdir())
+    (desk.project / "a").write_text("x\n")
+    desk.script([["grep", {"pattern": "x"}], ["glob", {"pattern": "*"}], ["read", {"path": "a"}]])
+
+    async def work(live: LiveSession) -> list[Any]:
+        await live.prompt("Look.")
+        return results(live)
+
+    assert [result["error_class"] for result in desk.run(work)] == [None, None, None]
+    assert sorted(path.name for path in (desk.project / ".git").iterdir()) == before
+
+
+def test_a_denied_edit_binds_commands_too(desk: Desk) -> None:
+    (desk.project / "locked").mkdir()
+    for name in ("locked/a", "b.txt", "free"):
+        (desk.project / name).write_text("kept\n")
+    config = desk.folder / "config"
+    config.mkdir()
+    (config / "settings.toml").write_text(
+        '[permissions]\ndeny = ["edit(locked/**)", "edit(b.txt)"]\n'
+    )
+    attack = (
+        "cat b.txt; for f in locked/a locked/new b.txt free; do echo x >> $f; done; rm -f b.txt"
+    )
+    desk.script([["shell", {"command": f"{attack}; mv locked away; rm -rf locked"}]])
+
+    async def work(live: LiveSession) -> str:
+        await live.prompt("Change all.")
+        return results(live)[0]["text"]
+
+    assert "kept" in desk.run(work)
+    assert (desk.project / "free").read_text() == "kept\nx\n"
+    assert (desk.project / "b.txt").read_text() == "kept\n"
+    assert [path.name for path in (desk.project / "locked").iterdir()] == ["a"]
+    assert (desk.project / "locked" / "a").read_text() == "kept\n"
+
+
+def test_a_sub_agent_reads_the_same_instructions(desk: Desk) -> None:
+    (desk.project / "AGENTS.md").write_text("Speak like a pirate.")
+    desk.script([["task", {"prompt": "Say hello.", "readonly": True}]], {"text": "Ahoy."}, {})
+    desk.run(lambda live: live.prompt("Delegate."))
+    (head,) = [event for _, event in desk.children if event.kind is EventKind.SYSTEM]
+    assert "pirate" in head.data["text"]
+
+
+def test_what_ran_when_it_was_cut_off_is_not_called_not_run(desk: Desk) -> None:
+    desk.script([["shell", {"command": "touch done; sleep 60"}], ["glob", {"pattern": "*"}]])
+
+    async def first(live: LiveSession) -> str:
+        work = asyncio.create_task(live.prompt("Wait."))
+        async with asyncio.timeout(20):
+            while not (desk.project / "done").exists():  # noqa: ASYNC110 (a guest makes it)
+                await asyncio.sleep(0.02)
+        await live.session.cancel()
+        await work
+        assert [result["error_class"] for result in results(live)] == ["interrupted", "not_run"]
+        assert "what it did until then is done" in results(live)[0]["text"]
+        return live.session.session_id
+
+    name = desk.run(first)
+    # The same after a crash, of which only the log is left.
+    log = SessionStore(desk.folder / "sessions").path(name)
+    lines = log.read_text().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if '"tool_call"' in line)
+    log.write_text("".join(lines[: cut + 1]))
+    desk.script({"text": "I see."})
+
+    async def second(live: LiveSession) -> None:
+        assert [result["error_class"] for result in results(live)] == ["interrupted"] * 2
+        assert "it may have run" in results(live)[0]["text"]
+
+    desk.run(second, resume=name)
 
 
 def test_what_a_project_forbids_cannot_be_lifted_by_a_command(desk: Desk) -> None:

@@ -72,6 +72,15 @@ class Drivers:
     extra_tools: tuple[AnyTool, ...] = ()
 
 
+@dataclass(frozen=True)
+class Undone:
+    """What an undo did: `left` is the checkpoint of the state before it, `changed` whether any
+    file was different."""
+
+    left: str
+    changed: bool
+
+
 class LiveSession:
     """See the module. Make one with `open_live`; use as an async context manager."""
 
@@ -143,18 +152,23 @@ class LiveSession:
         self.session.emit(EventKind.CHECKPOINT, id=kept)
         return kept
 
-    async def undo(self, to: str | None = None) -> str:
-        """Put the project back to a checkpoint (None: the one before the newest message); the
-        state that is left is kept as a checkpoint too. Returns the id of that one. Raises
-        EtudeError when there is no checkpoint."""
-        kept = self._kept()
-        if to is None and not kept:
-            raise EtudeError("nothing was changed yet: there is no checkpoint to go back to")
-        wanted = kept[-1] if to is None else to
-        left = await self.checkpoint("before undo")
-        await asyncio.to_thread(self.checkpoints.undo, wanted)
-        self.session.note("[The user took back all changes to files since an earlier message.]")
-        return left
+    async def undo(self, to: str | None = None) -> Undone:
+        """Put the project back to a checkpoint (None: the one before the newest message that was
+        not undone yet); the state that is left is kept as a checkpoint too. The model is told
+        when files were different. Raises EtudeError when there is no such checkpoint."""
+        standing = self._standing()
+        if to is None and not standing:
+            raise EtudeError("nothing more to undo: no checkpoint of an earlier message is left")
+        wanted = standing[-1] if to is None else to
+        left = await asyncio.to_thread(self.checkpoints.save, "before undo")
+        restored = await asyncio.to_thread(self.checkpoints.undo, wanted)
+        different = bool(restored.written or restored.removed)
+        self.session.emit(EventKind.CHECKPOINT, id=left, undone_to=wanted)
+        if different:
+            self.session.note(
+                f"[The user put the files back to an earlier state, checkpoint {wanted}.]"
+            )
+        return Undone(left, different)
 
     async def changes(self, *, since_start: bool = False) -> str:
         """What files differ in from before the newest message (or from before the first), as
@@ -167,15 +181,32 @@ class LiveSession:
 
     def _kept(self) -> list[str]:
         """The checkpoints before each of the person's messages, oldest first."""
+        return self._messages()[0]
+
+    def _standing(self) -> list[str]:
+        """Those of messages that were not undone."""
+        return self._messages()[1]
+
+    def _messages(self) -> tuple[list[str], list[str]]:
+        """See `_kept` and `_standing`. Read from the events, so that a resumed session knows."""
         found: list[str] = []
+        standing: list[str] = []
+        at: dict[str, list[str]] = {}  # Which messages stood at each checkpoint.
         newest: str | None = None
         for event in self.session.events:
             if event.kind is EventKind.CHECKPOINT:
-                newest = event.data["id"]
+                newest = checkpoint = str(event.data["id"])
+                at[checkpoint] = list(standing)
+                undone_to = event.data.get("undone_to")
+                if undone_to is not None:
+                    newest, standing = None, list(at.get(undone_to, standing))
             elif event.kind is EventKind.USER and newest is not None:
                 found.append(newest)
+                standing.append(newest)
                 newest = None
-        return found
+            elif event.kind is EventKind.TOOL_RESULT:
+                newest = None  # It was that of a call: a message that steers has none of its own.
+        return found, standing
 
     def set_mode(self, mode: Mode) -> None:
         """Change what may be done, from the next call on."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from acp.schema import PermissionOption, RequestPermissionResponse, ToolCallUpdate
 
 COMMANDS = {
-    "undo": ("Take back the changes to files since your last message.", ""),
+    "undo": ("Take back the changes to files, one message at a time.", ""),
     "summarize": ("Summarize the conversation now, to make room.", ""),
     "effort": ("Change how hard the model tries.", "low, medium or high"),
     "cost": ("Say what this session took so far.", ""),
@@ -205,8 +205,9 @@ class EditorSession:
     async def _command(self, name: str, argument: str) -> StopReason:
         live = self.live
         if name == "undo":
-            await live.undo()
-            self.say("The files are as they were before your last message.")
+            undone = await live.undo()
+            done = "The files were put back" if undone.changed else "No file was different"
+            self.say(f"{done}; /undo again goes one message further back.")
         elif name == "summarize":
             return await live.session.summarize()
         elif name == "effort":

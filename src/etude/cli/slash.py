@@ -96,8 +96,9 @@ async def _effort(talk: Talk, words: str) -> None:
 
 
 async def _undo(talk: Talk, words: str) -> None:
-    left = await _live(talk).undo(words or None)
-    talk.say(f"the files were put back; /undo {left} takes that back")
+    undone = await _live(talk).undo(words or None)
+    done = "the files were put back" if undone.changed else "no file was different"
+    talk.say(f"{done}; /undo {undone.left} takes that back, /undo goes one message further")
 
 
 async def _diff(talk: Talk, words: str) -> None:
@@ -196,7 +197,7 @@ _COMMANDS = {
     "help": Command("/help", "this list", _help),
     "mode": Command("/mode [MODE]", "what may run unasked: ask, auto, read-only, plan", _mode),
     "effort": Command("/effort [LEVEL]", "how hard to try: low, medium, high", _effort),
-    "undo": Command("/undo [ID]", "put files back to before the last message", _undo, idle=True),
+    "undo": Command("/undo [ID]", "put files back, one message at a time", _undo, idle=True),
     "diff": Command("/diff [all]", "what the last message (the session) changed", _diff),
     "summarize": Command("/summarize", "go on from a summary", _summarize, idle=True),
     "resume": Command("/resume [ID]", "go on with another session", _resume, idle=True),
