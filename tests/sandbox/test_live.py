@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -279,6 +281,42 @@ def test_stand_ins_stay_while_another_session_needs_them(
         assert not (repository / ".git" / "commondir").exists()
 
     asyncio.run(main())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from etude.sandbox.live import LiveFolder
+folder = LiveFolder(Path(sys.argv[1]), Path(sys.argv[2]))
+folder.guarded()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_session_left_goes_with_the_next_one(
+    sandbox: BubblewrapSandbox, repository: Path, tmp_path: Path
+) -> None:
+    """Exactly what it made and nobody used since: the person's own empty folders stay."""
+    (repository / ".git" / "branches").mkdir()
+    before = names(repository)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-c", KILLED, str(repository), str(scratch)]
+    done = subprocess.run(command, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = set(names(repository)) - set(before)
+    assert {".git/config.worktree", ".git/modules", ".git/remotes", ".git/worktrees"} <= left
+    (repository / ".git" / "remotes" / "old").write_text("URL: x\n")
+    (repository / ".git" / "info" / "exclude").write_text("*.log\n")
+
+    async def main() -> None:
+        async with live(sandbox, repository) as workspace:
+            assert (await shell(workspace, "git status --short")).exit_code == 0
+
+    asyncio.run(main())
+    used = [".git/info", ".git/info/exclude", ".git/remotes", ".git/remotes/old"]
+    assert names(repository) == sorted([*before, *used])
+    assert not list((tmp_path / ".local" / "state" / "etude" / "live").iterdir())
 
 
 def test_the_person_s_own_change_of_git_s_files_ends_what_it_unprotects(

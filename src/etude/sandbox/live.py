@@ -6,7 +6,8 @@ So these are guarded: read-only for each command, with every folder that leads t
 place. Files that git would look for but that are not there cannot be guarded, so harmless ones
 stand in for them until the last live workspace of the folder is closed: empty folders, an empty
 `config.worktree`, and a `commondir` that names the folder itself (git takes another one for the
-whole repository: its configuration and hooks).
+whole repository: its configuration and hooks). What was made is noted first, in the state folder,
+so that the next one to close removes also what a session that was killed left behind.
 
 Not covered, because mounts cannot forbid a name everywhere: a *new* repository that a guest makes
 in a subfolder, or one there that is no submodule. Whoever runs git there trusts it, and so does
@@ -17,11 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import time
 from pathlib import Path
 
 from etude.errors import EtudeError
+from etude.machine import state_folder
 from etude.sandbox.gitfacts import GitFacts, read_facts, repositories_of
 from etude.sandbox.protocol import WORKSPACE_ROOT
 
@@ -30,6 +34,7 @@ OWN_FOLDER = ".etude"
 _FOLDERS = ("hooks", "info", "modules", "worktrees", "remotes", "branches")
 _FILES = {"config": b"", "config.worktree": b"", "commondir": b".\n"}
 """Name → what stands in for it."""
+_DRAFT = ".etude-"
 _LOCK_SECONDS = 10.0
 _TICK_NS = 20_000_000
 
@@ -53,6 +58,8 @@ class LiveFolder:
         # Files take their times from a clock that ticks more slowly than ours.
         self._since = time.time_ns() - _TICK_NS
         self._made: list[Path] = []
+        key = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:32]
+        self._journal = state_folder() / "live" / key
         self._facts: tuple[tuple[object, ...], GitFacts] | None = None
         self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -69,13 +76,36 @@ class LiveFolder:
         except BlockingIOError:
             pass
         else:
-            for path in reversed(self._made):
+            noted = [path for path in self._noted() if path not in self._made]
+            for path in (*reversed(noted), *reversed(self._made)):
                 with contextlib.suppress(OSError):
-                    if path.is_dir():
-                        path.rmdir()
-                    elif path.read_bytes() == _FILES.get(path.name):
-                        path.unlink()
+                    _remove(path)
+            with contextlib.suppress(OSError):
+                self._journal.unlink(missing_ok=True)
         os.close(self._lock)
+
+    def _make_note(self, path: Path) -> None:
+        """Before the path is made. One write each, so that sessions side by side do not mix."""
+        line = f"{json.dumps(str(path))}\n".encode()
+        try:
+            self._journal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._journal.open("ab", buffering=0) as file:
+                file.write(line)
+        except OSError as error:
+            raise EtudeError(
+                f"{self._journal} cannot be written ({error.strerror}), so what stands in for git's"
+                " files could not be removed later; make the folder writable or set ETUDE_STATE"
+            ) from error
+
+    def _noted(self) -> list[Path]:
+        """What sessions noted that did not end well, and those that closed before this one."""
+        found: list[Path] = []
+        with contextlib.suppress(OSError):
+            for line in self._journal.read_bytes().splitlines():
+                # A line may be half written: its session was killed before it made anything.
+                with contextlib.suppress(ValueError):
+                    found.append(Path(str(json.loads(line))))
+        return found
 
     def _arguments(self) -> list[str]:
         """For the guest that stays."""
@@ -172,6 +202,7 @@ class LiveFolder:
         if path.is_symlink():
             raise EtudeError(_link(path))
         if not path.exists():
+            self._make_note(path)
             path.mkdir()
             self._made.append(path)
         elif path.name == ".git" and path not in self._made and not any(path.iterdir()):
@@ -183,7 +214,9 @@ class LiveFolder:
             raise EtudeError(_link(path))
         if not path.exists():
             # Never half written: git outside may look at any moment.
-            draft = path.with_name(f"{path.name}.etude-{os.getpid()}")
+            draft = path.with_name(f"{path.name}{_DRAFT}{os.getpid()}")
+            self._make_note(path)
+            self._make_note(draft)
             draft.write_bytes(data)
             draft.rename(path)
             self._made.append(path)
@@ -197,6 +230,8 @@ class LiveFolder:
             raise EtudeError(_link(path))
         if folder and not path.exists():
             missing = [each for each in (path, *path.parents) if not each.exists()]
+            for each in reversed(missing):
+                self._make_note(each)
             path.mkdir(parents=True)
             self._made += reversed(missing)
         if not path.exists():
@@ -205,6 +240,16 @@ class LiveFolder:
                 " the include, so that nothing else can create it"
             )
         return path
+
+
+def _remove(path: Path) -> None:
+    """Remove a stand-in that is still what we made. Raises OSError."""
+    if path.is_symlink() or path.parent.resolve() != path.parent:
+        return
+    if path.is_dir():
+        path.rmdir()
+    elif path.read_bytes() == _FILES.get(path.name.partition(_DRAFT)[0]):
+        path.unlink()
 
 
 def _link(path: Path) -> str:
