@@ -271,7 +271,7 @@ def test_case_11_and_24_cancel_kills_the_child_first(harness: Harness) -> None:
     assert cancelled.outcome.stop is StopReason.CANCELLED
     stops = [e.data["reason"] for e in cancelled.events if e.kind is EventKind.STOP]
     assert stops == ["cancelled"]
-    assert [result["error_class"] for result in results(cancelled)] == ["not_run", "not_run"]
+    assert [result["error_class"] for result in results(cancelled)] == ["interrupted", "not_run"]
     assert later.outcome.stop is StopReason.FINISHED
     assert_replays(later, harness.script.renderer)
 

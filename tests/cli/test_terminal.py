@@ -237,7 +237,7 @@ def test_a_terminal_that_is_closed_leaves_nothing(place: Place) -> None:
         screen.ends()
         assert not running(["sleep", "987.5"])
     log = place.sessions()[-1].read_text()
-    assert '"not_run"' in log and '"cancelled"' in log
+    assert '"interrupted"' in log and '"cancelled"' in log
     other = place.script({"text": "It goes on."}, name="other")
     done = place.run("-p", "on", "--resume", "last", "--model", other)
     assert (done.returncode, done.stdout) == (0, "It goes on.\n"), done.stderr
@@ -273,6 +273,32 @@ def test_a_session_in_which_nothing_was_said_is_not_kept(place: Place) -> None:
         screen.type("\x04")
         assert screen.ends() == 0
     assert place.sessions() == []
+
+
+def test_a_model_that_cannot_be_opened_keeps_the_open_session(place: Place) -> None:
+    model = place.script({"text": "First answer."}, {"text": "Still here."})
+    with place.terminal("--model", model) as screen:
+        screen.wait("›")
+        screen.type("one\r")
+        screen.wait("First answer")
+        screen.type("/model no-such-model\r")
+        screen.wait("no-such-model.*(not|no )", 30)
+        screen.wait(lambda text: "Esc interrupts" not in text)
+        assert len(place.sessions()) == 1
+        screen.type("two\r")
+        screen.wait("Still here")
+        screen.type(f"/resume {session_id(place)}\r")
+        screen.wait("is open already")
+        screen.type("/clear\r")
+        screen.wait(lambda text: "session 2" in text and "Still here" not in text)
+        other = place.script({"text": "Another."}, name="other")
+        screen.type(f"/model {other}\r")
+        screen.wait("script other.json · ask")
+        screen.type("three\r")
+        screen.wait("Another")
+        screen.type("/quit\r")
+        assert screen.ends() == 0
+    assert len(place.sessions()) == 2
 
 
 def test_a_half_written_event_is_told_when_a_session_goes_on(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from etude.agent.permissions.gate import Gate, Permission, Request
@@ -15,6 +16,7 @@ from etude.agent.summary import HISTORY_FOLDER
 from etude.agent.tools import AnyTool, ErrorClass, ToolContext, ToolResult
 from etude.agent.tools.text import clean, head_and_tail
 from etude.agent.tools.tool import Prepared, invoke, prepare
+from etude.errors import EtudeError
 from etude.models.renderer import ToolCall
 from etude.records import EventKind, StopReason
 from etude.sandbox.protocol import WorkspaceError
@@ -40,6 +42,7 @@ class Calls:
         self._gate = gate
         self._guard = RepetitionGuard()
         self._outputs = 0
+        self._begun: dict[str, float] = {}
         self.changed = False
         """Whether an edit of the workspace ever succeeded."""
 
@@ -75,7 +78,7 @@ class Calls:
         if isinstance(prepared, ToolResult):
             return prepared
         if self._gate is None:
-            return await self._run(prepared)
+            return await self._run(call_id, prepared)
         request = Request(
             call_id,
             prepared.tool.name,
@@ -88,15 +91,19 @@ class Calls:
         if not permission.allowed:
             reason = permission.reason or "this call is not allowed"
             return ToolResult(f"refused: {reason}", ErrorClass.REFUSED)
-        result = await self._run(prepared)
+        result = await self._run(call_id, prepared)
         await self._gate.ran(request, result)
         return result
 
-    async def _run(self, prepared: Prepared) -> ToolResult:
+    async def _run(self, call_id: str, prepared: Prepared) -> ToolResult:
+        self._begun[call_id] = time.monotonic()
         try:
             return await invoke(prepared, self._context)
         except WorkspaceError as error:
             return ToolResult(str(error), ErrorClass.SANDBOX)
+        except EtudeError:
+            del self._begun[call_id]  # There was nothing to run it in.
+            raise
 
     def _note_permission(self, call_id: str, permission: Permission) -> None:
         """A call that needed nobody's word leaves no event."""
@@ -130,7 +137,9 @@ class Calls:
         if len(text) > self._settings.max_result_chars:
             text = await self._shortened(text, result.error_class)
         text += repeat_note(repeated) if repeated else ""
-        self._policy.answer(self._record.result(text, result.error_class), text)
+        call_id = self._record.result(text, result.error_class)
+        self._begun.pop(call_id, None)
+        self._policy.answer(call_id, text)
 
     async def _shortened(self, text: str, error_class: ErrorClass | None) -> str:
         """Head and tail, and the name of a file in the guest that holds all of it."""
@@ -144,10 +153,20 @@ class Calls:
             await workspace.write(path, text.encode())
         except (OSError, WorkspaceError) as error:
             return f"{short}\n[the whole could not be kept: {error}]"
-        return f"{short}\n[all {len(text)} characters are in {path}]"
+        return f"{short}\n[{len(text)} characters of it are in {path}]"
 
-    def close_open(self) -> None:
-        """No call stays without a result."""
+    def close_open(self, *, crashed: bool = False) -> None:
+        """No call stays without a result. After a crash nobody knows which of them had begun."""
         while self._record.waiting:
-            text = "not run: the session ended before."
-            self._policy.answer(self._record.result(text, ErrorClass.NOT_RUN), text)
+            call_id = self._record.waiting[0][0]
+            if crashed:
+                text = "not known: the program ended before the result was kept; it may have run."
+                kind = ErrorClass.INTERRUPTED
+            elif call_id in self._begun:
+                seconds = time.monotonic() - self._begun[call_id]
+                text = f"interrupted after {seconds:.1f} s; what it did until then is done."
+                kind = ErrorClass.INTERRUPTED
+            else:
+                text, kind = "not run: the session ended before.", ErrorClass.NOT_RUN
+            self._policy.answer(self._record.result(text, kind), text)
+        self._begun.clear()

@@ -43,6 +43,7 @@ class Delegates:
             _lent(parent.tools, readonly),
             parent.settings,
             session_id=session_id,
+            system=parent.system,
             gate=narrowed,
             budget=parent.budget,
             log=log,

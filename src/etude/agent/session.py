@@ -86,6 +86,7 @@ class Session:
         if delegate is not None:
             self._context.delegate = lambda prompt, readonly: delegate(self, prompt, readonly)
         self._workspace: Workspace | None = None
+        self._opening = asyncio.Lock()
         self._baseline: Baseline | None = None
         self._calls = Calls(policy, self._record, self._tools, self._context, settings, gate)
         self._newest: list[str] = []
@@ -144,6 +145,11 @@ class Session:
         return self._settings
 
     @property
+    def system(self) -> str:
+        """The instructions at the head."""
+        return self._system
+
+    @property
     def tools(self) -> tuple[AnyTool, ...]:
         """What the model may call."""
         return self._tools
@@ -155,7 +161,8 @@ class Session:
             first = entry.events[0]
             if first.kind is EventKind.SYSTEM and not self._begun:
                 self._begun = True
-                self._policy.begin(*head_of(first))
+                self._system, specs = head_of(first)
+                self._policy.begin(self._system, specs)
             self._policy.recall(entry.events, entry.exchange)
             self._record.recall(entry)
             self._fresh_window = first.kind is EventKind.SUMMARY or (
@@ -173,6 +180,7 @@ class Session:
                 )
         self._context.todos[:] = recalled(self._record.events)
         if self._record.events and self._record.events[-1].kind is not EventKind.STOP:
+            self._calls.close_open(crashed=True)
             self._end(Stop(StopReason.CANCELLED, "the session was interrupted"))
 
     async def run(self, prompt: str) -> Trajectory:
@@ -262,7 +270,8 @@ class Session:
     async def open_workspace(self) -> Workspace:
         """The workspace, made and looked at when first asked for, with the rights of now."""
         try:
-            async with asyncio.timeout(self._settings.workspace_timeout):
+            # Calls that run side by side must not each make one.
+            async with asyncio.timeout(self._settings.workspace_timeout), self._opening:
                 if self._workspace is None:
                     source = self._source
                     self._workspace = await source() if callable(source) else source

@@ -29,6 +29,7 @@ class Request:
     cwd: str
     readonly: bool
     guarded: Sequence[str]
+    protected: Sequence[str]
     hidden: Sequence[str]
     keep: bool
 

@@ -159,6 +159,18 @@ def _guard(path: str, pinned: set[str]) -> None:
     _make_readonly(path, below=True)
 
 
+def _protect(path: str, pinned: set[str]) -> None:
+    """Make what is at `path`, if anything, a read-only mount."""
+    _pin(path, pinned)
+    found = _open_path(path)
+    if found is not None:
+        place = f"/proc/self/fd/{found}"
+        shown = _place(found)
+        _mount(place, place, None, _MS_BIND | _MS_REC)
+        os.close(found)
+        _make_readonly(shown, below=True)
+
+
 def _hide(path: str, pinned: set[str]) -> None:
     """Cover what is at `path`, if anything."""
     _pin(path, pinned)
@@ -180,6 +192,8 @@ def _mount_view(request: dict[str, Any]) -> None:
     pinned = set[str]()
     for path in request["guarded"]:
         _guard(path, pinned)
+    for path in request["protected"]:
+        _protect(f"{WORKSPACE}/{path}", pinned)
     for path in request["hidden"]:
         _hide(f"{WORKSPACE}/{path}", pinned)
 

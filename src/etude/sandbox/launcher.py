@@ -243,6 +243,7 @@ class Launcher:
             cwd=command.cwd,
             readonly=rights.readonly,
             guarded=guarded,
+            protected=rights.protected,
             hidden=rights.hidden,
             keep=keep,
         )

@@ -36,14 +36,16 @@ class Image:
 class Rights:
     """What a view of a workspace may do. `readonly`: nothing below `/workspace` can be written.
     `hidden` are paths relative to it that cannot be read, written or removed: a file denies every
-    access, a folder is empty; those that do not exist are ignored, a link stands for what it leads
-    to in the workspace. Both by mounts, for each command anew, so that no command and no link gets
-    round them. A hard link is another name that a mount does not cover: hide all names of such a
-    file. Processes started with more rights keep theirs, and `/tmp` and the loopback network are
-    shared with them."""
+    access, a folder is empty; `protected` are such that cannot be written or removed. Those that
+    do not exist when a command starts are ignored, a link stands for what it leads to in the
+    workspace. All by mounts, for each command anew, so that no command and no link gets round
+    them. A hard link is another name that a mount does not cover: name all names of such a file.
+    Processes started with more rights keep theirs, and `/tmp` and the loopback network are shared
+    with them."""
 
     readonly: bool = False
     hidden: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

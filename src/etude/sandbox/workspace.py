@@ -224,13 +224,15 @@ class BubblewrapWorkspace:
 def _both(one: Rights, other: Rights) -> Rights:
     """What both allow. Raises ValueError for a path that is not below the workspace."""
     hidden = {*one.hidden, *map(_below_root, other.hidden)}
-    return Rights(one.readonly or other.readonly, tuple(sorted(hidden)))
+    protected = {*one.protected, *map(_below_root, other.protected)}
+    readonly = one.readonly or other.readonly
+    return Rights(readonly, tuple(sorted(hidden)), tuple(sorted(protected)))
 
 
 def _below_root(path: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or ".." in parts or "\0" in path or not parts:
-        raise ValueError(f"{path!r}: a hidden path must be relative and inside the workspace")
+        raise ValueError(f"{path!r}: a path of rights must be relative and inside the workspace")
     return "/".join(parts)
 
 

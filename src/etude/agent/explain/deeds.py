@@ -43,6 +43,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     TIMED_OUT = "timed out"
     NOT_RUN = "not run"
+    INTERRUPTED = "interrupted"
     NO_TESTS = "ran no test"
     UNKNOWN = "unknown"
 
@@ -165,6 +166,7 @@ _ENDS = {
     None: Outcome.PASSED,
     ErrorClass.NONZERO_EXIT.value: Outcome.FAILED,
     ErrorClass.TIMEOUT.value: Outcome.TIMED_OUT,
+    ErrorClass.INTERRUPTED.value: Outcome.INTERRUPTED,
 }
 
 

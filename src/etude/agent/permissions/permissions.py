@@ -6,7 +6,7 @@ import asyncio
 import os
 import posixpath
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -108,6 +108,9 @@ class Permissions:
     hooks: Hooks | None = None
     before_change: BeforeChange | None = None
     settings: Path = field(default_factory=user_settings_path)
+    fetch_hosts: Sequence[str] = ()
+    """Hosts that the person named for `web_fetch` when starting the session. In auto mode, and
+    where nobody can be asked, they need no rule; `*` alone names none."""
 
     pending: Sequence[Brought] = ()
     failures: list[str] = field(default_factory=list[str])
@@ -149,6 +152,8 @@ class Permissions:
         denied = [p.rule for p in self._rules if p.kind is Kind.DENY]
         files = [rule for rule in denied if isinstance(rule, PathRule) and rule.tool == "read"]
         self._hidden = HiddenFiles(self.project, files)
+        kept = [r for r in denied if isinstance(r, PathRule) and r.tool in ("edit", "write")]
+        self._protected = HiddenFiles(self.project, kept)
 
     def set_mode(self, mode: Mode) -> str:
         """Change the mode, of running sub-agents too. Returns what to tell the model."""
@@ -171,7 +176,7 @@ class Permissions:
     def rights(self) -> Rights:
         """See `Gate.rights`. Hidden is what exists now and a `deny read(...)` names; git's own
         store is not looked into, so what was ever committed stays in the history."""
-        return Rights(readonly=self.mode.readonly, hidden=self._hidden.now())
+        return Rights(self.mode.readonly, self._hidden.now(), self._protected.now())
 
     def narrowed(self, *, readonly: bool) -> Narrowed:
         """See `Gate.narrowed`."""
@@ -329,6 +334,8 @@ class Permissions:
     def _by_mode(self, request: Request) -> _Verdict:
         """What the mode says where no rule does."""
         outside = request.effect is Effect.NETWORK or request.tool.startswith("mcp__")
+        if outside and self._named_by_person(request):
+            return _Verdict(_Answer.ALLOW, "--allow-host")
         if outside:
             return _Verdict(_Answer.ASK, "mode", f"{request.tool} reaches outside the sandbox")
         if request.effect in (Effect.TALK, Effect.READ, Effect.DELEGATE):
@@ -337,6 +344,22 @@ class Permissions:
             what = "changing files" if request.effect is Effect.WRITE else _what_runs(request)
             return _Verdict(_Answer.ASK, "mode", f"in ask mode {what} needs a person's yes")
         return _Verdict(_Answer.ALLOW, f"{self.mode.value} mode")
+
+    def _named_by_person(self, request: Request) -> bool:
+        """Whether a page's host is one that the person named, and no question is due."""
+        hosts = tuple(host for host in self.fetch_hosts if host.partition(":")[0] != "*")
+        if request.tool != "web_fetch" or not hosts:
+            return False
+        if self.mode is not Mode.AUTO and self.asker is not None:
+            return False
+        # Loads the HTTP client, which the tool itself needs; other sessions do without.
+        from etude.agent.tools.web import FetchError, FetchSettings, checked
+
+        try:
+            checked(request.subject, FetchSettings(hosts))
+        except FetchError:
+            return False
+        return True
 
     def _paths(self, request: Request) -> tuple[str, ...]:
         """All absolute names inside the guest of the file that a call is about: as it is written,
@@ -379,7 +402,7 @@ class Narrowed:
     def rights(self) -> Rights:
         """See `Gate.rights`."""
         rights = self.parent.rights()
-        return Rights(rights.readonly or self.readonly, rights.hidden)
+        return replace(rights, readonly=rights.readonly or self.readonly)
 
     async def check(self, request: Request) -> Permission:
         """See `Gate.check`."""

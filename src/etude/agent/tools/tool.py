@@ -37,6 +37,8 @@ class ErrorClass(StrEnum):
     """A rule, a mode or a person did not allow the call."""
     SERVER = "server"
     """A tool server said that the call failed, or gave no answer."""
+    INTERRUPTED = "interrupted"
+    """The call was cut off while it ran, or may have been: what it did until then is done."""
     NOT_RUN = "not_run"
     """The session ended, or was cancelled, before the call was over."""
     UNAVAILABLE = "unavailable"
@@ -150,6 +152,11 @@ class Tool(ABC, Generic[A]):
         address."""
         return str(getattr(args, "path", ""))
 
+    def objection(self, args: A) -> ToolResult | None:
+        """Why a call with valid arguments can never succeed, or None. Told to the model before any
+        person is asked about the call; must not wait for anything."""
+        return None
+
     def side_by_side(self, args: A) -> bool:
         """Whether the call may run at the same time as others of its turn."""
         return self.effect is Effect.READ
@@ -254,6 +261,9 @@ def prepare(tools: Sequence[AnyTool], call: ToolCall) -> Prepared | ToolResult:
         args = tool.arguments.model_validate(dict(call.arguments))
     except ValidationError as error:
         return _invalid(tool, error)
+    objection = tool.objection(args)
+    if objection is not None:
+        return objection
     return Prepared(tool, args, str(call.arguments.get("path", ".")))
 
 
