@@ -1,9 +1,12 @@
 """A person's session on real files: kept states, undo, hooks, sub-agents, resume."""
 
 import asyncio
+import functools
+import http.server
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +33,7 @@ class Desk:
         self.project = folder / "project"
         self.project.mkdir()
         self.said: list[str] = []
+        self.hosts: tuple[str, ...] = ()
         self.children: list[tuple[str, Event]] = []
 
     def script(self, *turns: Any) -> None:
@@ -53,7 +57,10 @@ class Desk:
             )
             store = SessionStore(self.folder / "sessions")
             async with await open_live(
-                drivers, LiveOptions(self.project, mode=mode), store=store, **options
+                drivers,
+                LiveOptions(self.project, mode=mode, allow_hosts=self.hosts),
+                store=store,
+                **options,
             ) as live:
                 return await work(live)
 
@@ -95,6 +102,29 @@ def test_edits_are_in_the_real_folder_and_can_be_taken_back(desk: Desk) -> None:
     assert (desk.project / "a.py").read_bytes() == b"one\r\n"
     assert (desk.project / "keep").read_bytes() == b"\xff\x00"
     assert not (desk.project / "b").exists()
+
+
+def test_a_named_host_is_fetched_without_a_question(desk: Desk) -> None:
+    """Nobody can be asked here, and no rule is there."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=desk.project)
+    (desk.project / "a.txt").write_text("from the page")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        desk.hosts = (f"127.0.0.1:{server.server_address[1]}",)
+        urls = (f"http://{desk.hosts[0]}/a.txt", "http://x.example/")
+        desk.script(*([["web_fetch", {"url": url}]] for url in urls), {"text": "Read."})
+
+        async def work(live: LiveSession) -> tuple[list[Any], list[Any]]:
+            await live.prompt("Read it.")
+            asked = [e.data for e in live.session.events if e.kind is EventKind.PERMISSION]
+            return asked, results(live)
+
+        for mode in (Mode.AUTO, Mode.ASK):
+            permissions, (page, other) = desk.run(work, mode)
+            assert "from the page" in page["text"] and page["error_class"] is None
+            assert other["error_class"] == "refused" and "allowed hosts" in other["text"]
+            assert [p["by"] for p in permissions] == ["--allow-host"]
+        server.shutdown()
 
 
 def test_undo_steps_back_one_message_at_a_time(desk: Desk) -> None:

@@ -227,6 +227,34 @@ def test_a_denied_host_has_many_names(tmp_path: Path) -> None:
     assert check(permissions, call("web_fetch", "https://good.org/")).allowed
 
 
+def test_a_host_named_at_the_start_needs_no_rule(tmp_path: Path) -> None:
+    """In auto mode and where nobody can be asked; a person in ask mode is asked."""
+    page = call("web_fetch", "https://docs.python.org/3/")
+    others = [
+        call("web_fetch", url)
+        for url in ("https://x.org/", "http://docs.python.org:81/", "https://a@docs.python.org/")
+    ]
+    for mode in Mode:
+        for hosts in (("docs.python.org",), ("*.python.org",)):
+            person = Person(Decision(False))
+            attended = gate(tmp_path, mode, person)
+            attended.fetch_hosts = hosts
+            assert check(attended, page).allowed is (mode is Mode.AUTO)
+            assert len(person.asked) == (mode is not Mode.AUTO)
+            headless = gate(tmp_path, mode)
+            headless.fetch_hosts = hosts
+            assert check(headless, page) == Permission(True, "--allow-host")
+            assert not any(check(headless, other).allowed for other in others)
+    # `*` names no host; and what a rule says comes first.
+    anywhere = gate(tmp_path, Mode.AUTO)
+    anywhere.fetch_hosts = ("*",)
+    assert not check(anywhere, page).allowed
+    for rules in ({"deny": ["web_fetch"]}, {"ask": ["web_fetch(docs.python.org)"]}):
+        ruled = gate(tmp_path, Mode.AUTO, **rules)
+        ruled.fetch_hosts = ("docs.python.org",)
+        assert not check(ruled, page).allowed
+
+
 def test_servers_of_tools(tmp_path: Path) -> None:
     request = call("mcp__github__issue")
     for mode in Mode:  # What runs outside the sandbox asks in every mode, whatever it says it does.

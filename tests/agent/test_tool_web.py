@@ -20,7 +20,7 @@ from etude.agent.tools import session_tools
 from etude.agent.tools.html_text import html_to_text
 from etude.agent.tools.tool import ErrorClass, ToolContext, ToolResult, invoke, prepare
 from etude.agent.tools.web import FetchError, FetchSettings, allowed, fetch, public
-from etude.agent.tools.web_fetch import WebFetch
+from etude.agent.tools.web_fetch import WebFetch, fetch_settings
 from etude.errors import EtudeError
 from etude.models.renderer import ToolCall
 from etude.sandbox.protocol import Workspace
@@ -91,7 +91,8 @@ def call(port: int, path: str, **settings: object) -> ToolResult:
     tool = WebFetch(options, to_loopback)
     url = path if "://" in path else f"http://docs.example:{port}{path}"
     prepared = prepare([tool], ToolCall("web_fetch", {"url": url}, ""))
-    assert not isinstance(prepared, ToolResult)
+    if isinstance(prepared, ToolResult):
+        return prepared
     assert prepared.subject == url
     return asyncio.run(invoke(prepared, ToolContext(no_workspace, 60)))
 
@@ -182,10 +183,52 @@ def test_private_addresses_are_refused_also_by_name_and_number(port: int) -> Non
     for host in ("127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::1]"):
         tool = WebFetch(FetchSettings(hosts=(f"*:{port}",)))
         prepared = prepare([tool], ToolCall("web_fetch", {"url": f"http://{host}:{port}/"}, ""))
-        assert not isinstance(prepared, ToolResult)
-        got = asyncio.run(invoke(prepared, ToolContext(no_workspace, 60)))
+        got = prepared
+        if not isinstance(got, ToolResult):
+            got = asyncio.run(invoke(got, ToolContext(no_workspace, 60)))
         assert got.error_class in (ErrorClass.REFUSED, ErrorClass.UNAVAILABLE), host
     assert len(Handler.seen) == before
+
+
+def test_what_can_never_be_fetched_is_told_before_anyone_is_asked(port: int) -> None:
+    """`prepare` comes before the gate."""
+    tool = WebFetch(FetchSettings(hosts=("docs.example", f"*:{port}")))
+    for url, kind in (
+        ("http://other.example/", ErrorClass.REFUSED),
+        ("http://docs.example:81/", ErrorClass.REFUSED),
+        ("http://me:secret@docs.example/", ErrorClass.REFUSED),
+        (f"http://localhost:{port}/page", ErrorClass.REFUSED),
+        (f"http://127.0.0.1:{port}/page", ErrorClass.REFUSED),
+        (f"http://[::1]:{port}/page", ErrorClass.REFUSED),
+        (f"http://10.0.0.1:{port}/page", ErrorClass.REFUSED),
+        ("ftp://docs.example/", ErrorClass.UNAVAILABLE),
+        ("docs.example", ErrorClass.UNAVAILABLE),
+    ):
+        told = prepare([tool], ToolCall("web_fetch", {"url": url}, ""))
+        assert isinstance(told, ToolResult), url
+        assert told.error_class is kind, url
+    fine = prepare([tool], ToolCall("web_fetch", {"url": "https://docs.example/a"}, ""))
+    assert not isinstance(fine, ToolResult)
+
+
+def test_a_loopback_host_that_the_person_named_is_fetched(port: int) -> None:
+    for host in ("localhost", "127.0.0.1"):
+        settings = fetch_settings([f"{host}:{port}"])
+        url = f"http://{host}:{port}/latin"
+        assert asyncio.run(fetch(url, settings, resolver=to_loopback)).body == b"\xe9"
+        for other in {"localhost", "127.0.0.1", "127.0.0.2"} - {host}:
+            with pytest.raises(FetchError) as raised:
+                asyncio.run(fetch(f"http://{other}:{port}/latin", settings))
+            assert raised.value.refused
+    # Whoever owns a name decides what it resolves to; and `localhost` is nothing but loopback.
+    named = fetch_settings([f"docs.example:{port}", f"localhost:{port}"])
+
+    async def to_the_inside(host: str, port: int) -> Sequence[str]:
+        return ["10.0.0.1"]
+
+    for host, resolver in (("docs.example", to_loopback), ("localhost", to_the_inside)):
+        with pytest.raises(FetchError, match="no public address"):
+            asyncio.run(fetch(f"http://{host}:{port}/latin", named, resolver=resolver))
 
 
 def test_the_checked_address_is_the_one_connected_to(port: int) -> None:

@@ -329,6 +329,7 @@ async def _assemble(
     permissions = await asyncio.to_thread(
         Permissions.load, project, options.mode, asker=drivers.asker, before_change=keep
     )
+    permissions.fetch_hosts = options.allow_hosts
     checkpoints = Checkpoints(project, state_folder() / "checkpoints")
     backend = drivers.backend
     policy = await backend.new_policy()

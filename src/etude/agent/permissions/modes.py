@@ -12,7 +12,7 @@ class Mode(StrEnum):
     ASK = "ask"
     """Reading is free; writing, commands that do more than read, and the network are asked."""
     AUTO = "auto"
-    """Everything inside the sandbox runs; the network is asked."""
+    """Everything inside the sandbox runs; the network is asked, but for hosts named at start."""
     READ_ONLY = "read-only"
     """The workspace is mounted read-only."""
     PLAN = "plan"
@@ -31,7 +31,7 @@ MODE_NOTES: Mapping[Mode, str] = {
     ),
     Mode.AUTO: (
         "Mode: auto. Files may be changed and commands run without a question; the network is"
-        " still asked about."
+        " still asked about, but for hosts that the person named."
     ),
     Mode.READ_ONLY: (
         "Mode: read-only. The workspace is mounted read-only; look, run what only reads, and"

@@ -1,8 +1,8 @@
 """Fetching one page for a model that may not reach the network itself.
 
 What a URL says is the model's word: the host must be allowed, and what its name resolves to must
-be a public address, which is then the one connected to, so that a name cannot change its meaning
-between the check and the connection.
+be a public address (or loopback, where the person named exactly `localhost`), which is then the
+one connected to, so that a name cannot change its meaning between the check and the connection.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Page:
 class FetchSettings:
     """`hosts` may be fetched from: `docs.python.org`, `*.python.org` (every name below), `*`, and
     `localhost:8000` for a port that is not the scheme's own. `private` also allows addresses that
-    are not public."""
+    are not public; without it, only `localhost` and addresses that `hosts` names exactly may be
+    such."""
 
     hosts: tuple[str, ...]
     private: bool = False
@@ -97,15 +98,11 @@ async def _hop(
     client: httpx.AsyncClient, url: str, settings: FetchSettings, resolver: Resolve
 ) -> Page | str:
     """One request: the page, or the address that it redirects to."""
-    target = _checked(url, settings)
+    target = checked(url, settings)
     port = target.port or _DEFAULT_PORTS[target.scheme]
     addresses = await resolver(target.host, port)
-    if not settings.private:
-        for address in addresses:
-            if not public(address):
-                raise FetchError(
-                    f"{target.host} is {address}, which is no public address", refused=True
-                )
+    for address in addresses:
+        _check_address(target, address, settings)
     if not addresses:
         raise FetchError(f"the name {target.host} cannot be resolved")
     request = client.build_request(
@@ -128,8 +125,8 @@ async def _hop(
     return Page(str(target), response.status_code, content_type, charset, body, cut)
 
 
-def _checked(url: str, settings: FetchSettings) -> httpx.URL:
-    """The address, parsed, when it may be fetched."""
+def checked(url: str, settings: FetchSettings) -> httpx.URL:
+    """The address, parsed, when it may be fetched as far as its text tells. Raises FetchError."""
     try:
         target = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -142,7 +139,36 @@ def _checked(url: str, settings: FetchSettings) -> httpx.URL:
         known = ", ".join(settings.hosts) or "none"
         where = target.netloc.decode()
         raise FetchError(f"{where} is not allowed; allowed hosts: {known}", refused=True)
+    if _is_local_name(target.host):
+        _check_address(target, "127.0.0.1", settings)
+    elif _literal(target.host) is not None:
+        _check_address(target, target.host, settings)
     return target
+
+
+def _check_address(target: httpx.URL, address: str, settings: FetchSettings) -> None:
+    """Raises FetchError for an address that is not public, unless the person named exactly it. A
+    name other than `localhost` does not do: what it resolves to is another's word."""
+    if settings.private or public(address):
+        return
+    if named(target.host, target.port, settings.hosts):
+        parsed = _literal(address)
+        if _is_local_name(target.host) and parsed is not None and parsed.is_loopback:
+            return
+        if parsed is not None and parsed == _literal(target.host):
+            return
+    raise FetchError(f"{target.host} is {address}, which is no public address", refused=True)
+
+
+def _is_local_name(host: str) -> bool:
+    return host.lower().rstrip(".") == "localhost"
+
+
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 def allowed(host: str, port: int | None, hosts: Sequence[str]) -> bool:
@@ -155,6 +181,11 @@ def allowed(host: str, port: int | None, hosts: Sequence[str]) -> bool:
         if name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:])):
             return True
     return False
+
+
+def named(host: str, port: int | None, hosts: Sequence[str]) -> bool:
+    """Whether one of `hosts` without a `*` is this host."""
+    return allowed(host, port, [entry for entry in hosts if "*" not in entry])
 
 
 def public(address: str) -> bool:

@@ -18,7 +18,7 @@ from etude.agent.tools.tool import (
     ToolResult,
     Word,
 )
-from etude.agent.tools.web import FetchError, FetchSettings, Page, Resolve, fetch, resolve
+from etude.agent.tools.web import FetchError, FetchSettings, Page, Resolve, checked, fetch, resolve
 from etude.errors import EtudeError
 
 _HOST = re.compile(r"(?:\*|(?:\*\.)?[\w-]+(?:\.[\w-]+)*)(?::\d{1,5})?")
@@ -48,13 +48,20 @@ class WebFetch(Tool[WebFetchArguments]):
         """The address."""
         return args.url
 
+    def objection(self, args: WebFetchArguments) -> ToolResult | None:
+        """See `Tool.objection`: what is no address, or not one of an allowed host."""
+        try:
+            checked(args.url, self._settings)
+        except FetchError as error:
+            return _not_fetched(error)
+        return None
+
     async def run(self, context: ToolContext, args: WebFetchArguments) -> ToolResult:
         """See `Tool.run`."""
         try:
             page = await fetch(args.url, self._settings, resolver=self._resolver)
         except FetchError as error:
-            kind = ErrorClass.REFUSED if error.refused else ErrorClass.UNAVAILABLE
-            return ToolResult(f"not fetched: {error}.", kind)
+            return _not_fetched(error)
         if not _is_text(page):
             return ToolResult(f"{page.url} is {page.content_type}, no text.", ErrorClass.WRONG_KIND)
         text = await asyncio.to_thread(_text, page)
@@ -70,6 +77,11 @@ def fetch_settings(hosts: Sequence[str]) -> FetchSettings:
                 " or localhost:8000"
             )
     return FetchSettings(tuple(hosts))
+
+
+def _not_fetched(error: FetchError) -> ToolResult:
+    kind = ErrorClass.REFUSED if error.refused else ErrorClass.UNAVAILABLE
+    return ToolResult(f"not fetched: {error}.", kind)
 
 
 def _is_text(page: Page) -> bool:
