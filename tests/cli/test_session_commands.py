@@ -103,3 +103,15 @@ def test_what_a_project_brings_waits_for_approval_of_its_exact_content(place: Pl
     assert place.run("approve", waiting["hook"]["id"]).returncode == 0
     assert place.run(*words).returncode == 0
     assert marker.exists()
+
+
+def test_a_session_in_which_nobody_said_anything_is_not_there(held: Place) -> None:
+    """As one that was killed leaves it."""
+    (log,) = held.sessions()
+    before = held.run("sessions", "--json").stdout
+    empty = log.with_name("29990101-000000-0000.jsonl")
+    empty.write_text(log.read_text().splitlines(keepends=True)[0])
+    assert held.run("sessions", "--json").stdout == before
+    other = held.script({"text": "Gone on."}, name="other")
+    done = held.run("-p", "x", "--resume", "last", "--model", other, "--json")
+    assert json.loads(done.stdout)["session"] == log.stem, done.stderr

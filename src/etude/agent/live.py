@@ -293,6 +293,8 @@ async def open_live(
         return live
     except BaseException:
         log.close()
+        if resume is None or fork:
+            store.path(session_id).unlink(missing_ok=True)  # Nothing was said in it.
         raise
 
 
@@ -339,7 +341,7 @@ async def _assemble(
         on_event=drivers.on_child_event,
     )
     instructions = await asyncio.to_thread(read_instructions, project, config_folder())
-    skills = find_skills([project / ".etude" / "skills", config_folder() / "skills"])
+    skills = find_skills(project, config_folder())
     parts = [SYSTEM_PROMPT, instructions.text, skills_text(skills)]
     usual = session_tools(ask=drivers.ask, allow_hosts=options.allow_hosts)
     tools = (

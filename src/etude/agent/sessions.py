@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ class SessionStore:
         return found[0]
 
     def list(self, project: Path | None = None) -> list[SessionInfo]:
-        """All sessions (of a project), newest first. What is no readable log is left out."""
+        """All sessions (of a project), newest first. Left out is what is no readable log, and
+        sessions in which nobody said anything."""
         if not self.folder.is_dir():
             return []
         infos: list[SessionInfo] = []
@@ -87,7 +89,9 @@ class SessionStore:
                 about = read_about(path)
                 if project is not None and about.get("project") != str(project):
                     continue
-                infos.append(SessionInfo(path.stem, about, _first(path), path.stat().st_mtime))
+                first = _first(path)
+                if first is not None:
+                    infos.append(SessionInfo(path.stem, about, first, path.stat().st_mtime))
             except (OSError, EtudeError):
                 continue
         return sorted(infos, key=lambda info: (info.used, info.id), reverse=True)
@@ -125,14 +129,15 @@ def upto(entries: Sequence[Entry], turn: int) -> tuple[Entry, ...]:
     return tuple(entries[:end])
 
 
-def _first(path: Path) -> str:
+def _first(path: Path) -> str | None:
+    """The person's first message, '' when it is not found, None when there is none."""
     with path.open("rb") as file:
         file.readline()
-        for _, line in zip(range(_LOOKED_AT), file, strict=False):
+        for line in islice(file, _LOOKED_AT):
             try:
                 event = decode_entry(line.decode("utf-8", "replace")).events[0]
             except ValueError:
-                break
+                return ""  # Damaged: what was said cannot be told.
             if event.kind is EventKind.USER:
                 return str(event.data["text"])
-    return ""
+        return "" if file.readline() else None

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from etude.agent.backend import SCRIPT_PREFIX, Backend, ServiceBackend, local_backend
 from etude.agent.effort import EffortLevel
 from etude.agent.live import Drivers, LiveOptions, LiveSession, open_live, usable_project
+from etude.agent.log import read_about
 from etude.agent.mcp.servers import ToolServers, open_servers
 from etude.agent.permissions.modes import Mode
 from etude.agent.permissions.settings import read_user_file
@@ -239,8 +240,7 @@ def _is_path(model: str) -> bool:
 
 def _as_before(choices: Choices, store: SessionStore, session_id: str) -> Choices:
     """What was not chosen anew is as it was: the model and where it answers, the project."""
-    info = next((info for info in store.list() if info.id == session_id), None)
-    about = {} if info is None else info.about
+    about = read_about(store.path(session_id))
     project = about.get("project")
     if project:
         choices = replace(choices, folder=Path(project))
@@ -259,6 +259,8 @@ def _model(choices: Choices) -> tuple[Backend, tuple[AnyTool, ...] | None, Sessi
         temperature=_TEMPERATURE if choices.temperature is None else choices.temperature,
         seed=choices.seed,
     )
+    if choices.dialect and (choices.url or choices.model.startswith(SCRIPT_PREFIX)):
+        raise EtudeError("--dialect is for local models; leave it out for a script or a service")
     if choices.url:
         return ServiceBackend(_service(choices)), None, settings
     if choices.api_key_env:

@@ -63,6 +63,8 @@ class Talk:
         self._first_delta = 0.0
         self._facts = ""
         self._speed = ""
+        self._reading = False
+        """Whether a model is still being read for which nobody waits any more."""
         self._asides: set[asyncio.Task[None]] = set()
 
     @property
@@ -92,7 +94,7 @@ class Talk:
             await asyncio.wait([work], timeout=_CLOSE_SECONDS)
         live = self.live
         await self.close_session()
-        loading = self.bench is not None and self.bench.loading
+        loading = self._reading or (self.bench is not None and self.bench.loading)
         if self.bench is not None:
             await self.bench.close()
         if live is not None and live.used:
@@ -114,28 +116,33 @@ class Talk:
             self.terminal.leave()
 
     async def open(self, choices: Choices) -> None:
-        """Open another session in place of this one. Raises EtudeError; then this one stays
-        closed only if it was in the way."""
+        """Open another session in place of this one. Raises EtudeError; then this one stays."""
         opening = await asyncio.to_thread(_import_opening)
         if choices.resume == PICK:
             choices = replace(choices, resume=await self._pick(choices))
         bench, target = await asyncio.to_thread(opening.open_bench, choices)
-        await self.close_session()
-        old, self.bench, self.choices = self.bench, bench, choices
+        old = self.bench
+        try:
+            await self._open_on(bench, target)
+        except BaseException:
+            self._reading = self._reading or bench.loading
+            await bench.close()
+            raise
+        self.choices = choices
         if old is not None:
             await old.close()
-        await self._open_on(bench, target)
 
     async def reopen(self, target: Target) -> None:
-        """Another session with the same model. Raises EtudeError."""
-        await self.close_session()
+        """Another session with the same model. Raises EtudeError; then this one stays."""
         if self.bench is not None:
             await self._open_on(self.bench, target)
 
     async def _open_on(self, bench: Bench, target: Target) -> None:
         from etude.agent.live import Drivers
-        from etude.cli.opening import open_session
+        from etude.cli.opening import Target, open_session
 
+        if self.live is not None and target == Target(self.live.session.session_id):
+            raise EtudeError("this session is open already")
         self._doing, self._since = f"reading the model {bench.name}", time.monotonic()
         drivers = Drivers(
             backend=bench.backend,
@@ -147,9 +154,15 @@ class Talk:
             on_child_event=self._on_child_event,
             say=self.say,
         )
-        self.show, told = Show(), list[str]()
-        self._opened = await open_session(bench, target, drivers, told.append)
-        self.live = live = self._opened.live
+        shown, self.show, told = self.show, Show(), list[str]()
+        try:
+            opened = await open_session(bench, target, drivers, told.append)
+        except BaseException:
+            self.show = shown
+            raise
+        await self.close_session()
+        self._opened, self.bench = opened, bench
+        self.live = live = opened.live
         self.completer.project = live.options.project
         self._replay(live, told)
         self._take_facts()
@@ -220,7 +233,8 @@ class Talk:
                 self._since = time.monotonic()
                 await self.live.prompt(text)
         except EtudeError as error:
-            self.say(str(error), "red")
+            if not self._shown(error):
+                self.say(str(error), "red")
         except asyncio.CancelledError:
             if self.live is None:
                 self.terminal.leave()  # Not even opened: nothing to stay for.
@@ -232,6 +246,11 @@ class Talk:
             self._asked = ""
             self._give_back()
             self._take_facts()
+
+    def _shown(self, error: EtudeError) -> bool:
+        """Whether the session's own word for how it ended said this already."""
+        last = self.live.session.events[-1:] if self.live is not None else ()
+        return any(e.kind is EventKind.STOP and e.data["detail"] == str(error) for e in last)
 
     def _give_back(self) -> None:
         """Messages that nobody has read go back into the input."""
