@@ -1,7 +1,11 @@
 """AGENTS.md files and skills: what is read, what is not, and in what order."""
 
 import asyncio
+import os
+import shutil
 from pathlib import Path
+
+import pytest
 
 from etude.agent.instructions import MAX_BYTES, find_skills, read_instructions, skills_text
 from etude.agent.tools.skill import ReadSkill
@@ -34,7 +38,7 @@ def test_a_link_out_of_the_project_is_not_read(tmp_path: Path) -> None:
     (project / "sub" / "AGENTS.md").symlink_to(secret)
     found = read_instructions(project, tmp_path / "nobody")
     assert found.text == ""
-    assert "leads out" in found.left_out
+    assert "is a link" in found.left_out
 
 
 def test_long_instructions_are_cut_and_said(tmp_path: Path) -> None:
@@ -50,21 +54,21 @@ def skill(folder: Path, name: str, text: str) -> None:
 
 
 def test_skills_are_listed_by_name_and_read_when_asked(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    skill(first, "release", "---\nname: release\ndescription: cut a release\n---\nTag it.\n")
-    skill(first, "broken", "no front matter")
-    skill(second, "x", "---\nname: release\ndescription: another\n---\n")
-    skill(second, "y", "---\nname: 'review'\ndescription: look closely\n---\n")
-    outside = tmp_path / "outside"
-    skill(outside, "z", "---\nname: z\ndescription: z\n---\nsecret\n")
-    (first / "z").symlink_to(outside / "z")
-    skills = find_skills([first, second, tmp_path / "missing"])
+    project, user = tmp_path / "project", tmp_path / "user"
+    skill(project / ".etude/skills", "release", "---\nname: release\ndescription: cut\n---\nTag.\n")
+    skill(project / ".etude/skills", "broken", "no front matter")
+    skill(user / "skills", "x", "---\nname: release\ndescription: another\n---\n")
+    skill(user / "skills", "y", "---\nname: 'review'\ndescription: look closely\n---\n")
+    skills = find_skills(project, user)
     assert [(s.name, s.description) for s in skills] == [
-        ("release", "cut a release"),
+        ("release", "cut"),
         ("review", "look closely"),
     ]
-    assert "- release: cut a release\n- review: look closely" in skills_text(skills)
+    assert "- release: cut\n- review: look closely" in skills_text(skills)
     assert skills_text([]) == ""
+    # What becomes of the file later does not matter.
+    (project / ".etude/skills/release/SKILL.md").unlink()
+    (project / ".etude/skills/release/SKILL.md").symlink_to("/etc/passwd")
 
     async def nowhere() -> Workspace:
         raise AssertionError("a skill needs no workspace")
@@ -74,5 +78,32 @@ def test_skills_are_listed_by_name_and_read_when_asked(tmp_path: Path) -> None:
         assert isinstance(prepared, Prepared)
         return asyncio.run(invoke(prepared, ToolContext(nowhere, 5))).text
 
-    assert ask("release").endswith("Tag it.\n")
+    assert ask("release").endswith("Tag.\n")
     assert "there is no skill 'z'" in ask("z")
+
+
+@pytest.mark.timeout(20)
+def test_no_link_and_no_pipe_is_read_as_a_skill_or_as_instructions(tmp_path: Path) -> None:
+    project, outside = tmp_path / "project", tmp_path / "outside"
+    skill(outside, "z", "---\nname: z\ndescription: z\n---\nsecret\n")
+    skill(project / "conf", "w", "---\nname: w\ndescription: w\n---\nsecret\n")
+    (project / ".etude" / "skills" / "pipe").mkdir(parents=True)
+    os.mkfifo(project / ".etude" / "skills" / "pipe" / "SKILL.md")
+    (project / ".etude" / "skills" / "z").symlink_to(outside / "z")
+    os.mkfifo(project / "AGENTS.md")
+    assert find_skills(project, tmp_path / "nobody") == []
+    assert read_instructions(project, tmp_path / "nobody").text == ""
+    for target in (project / "conf", outside):
+        shutil.rmtree(project / ".etude")
+        (project / ".etude").mkdir()
+        (project / ".etude" / "skills").symlink_to(target)
+        assert find_skills(project, tmp_path / "nobody") == []
+        (project / ".etude" / "skills").unlink()
+        (project / ".etude" / "skills").mkdir()
+
+
+def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "AGENTS.md").open("wb") as file:
+        file.truncate(1 << 40)
+    found = read_instructions(tmp_path, tmp_path / "nobody")
+    assert "was cut" in found.left_out

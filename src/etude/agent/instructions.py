@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class Skill:
 
     name: str
     description: str
-    path: Path
+    text: str
 
 
 def read_instructions(project: Path, user: Path) -> Instructions:
@@ -52,10 +53,12 @@ def read_instructions(project: Path, user: Path) -> Instructions:
         path = folder / FILE
         if not path.is_file():
             continue
-        if folder == project and not _inside(path, project):
-            left_out.append(f"{path} leads out of the project")
+        if folder == project and path.is_symlink():
+            left_out.append(f"{path} is a link, which is not followed")
             continue
-        data = path.read_bytes()
+        data = _head(path, room + 1, follow=folder == user)
+        if data is None:
+            continue
         if len(data) > room:
             left_out.append(f"{path} was cut at {room >> 10} KiB")
         text = data[:room].decode("utf-8", "replace").strip()
@@ -69,20 +72,34 @@ def read_instructions(project: Path, user: Path) -> Instructions:
     return Instructions("\n\n".join(parts), "; ".join(left_out))
 
 
-def find_skills(folders: Sequence[Path]) -> list[Skill]:
-    """Every `NAME/SKILL.md` below the folders that has a name and a description in its front
-    matter; of two with the same name the first counts."""
+def find_skills(project: Path, user: Path) -> list[Skill]:
+    """Every `NAME/SKILL.md` below the project's and the person's skills folder that has a name and
+    a description in its front matter; of two with the same name the first counts. Texts are taken
+    now: what becomes of the files later does not matter. In the project no link is followed."""
     found: dict[str, Skill] = {}
-    for folder in folders:
+    for folder, own in ((project / ".etude" / "skills", False), (user / "skills", True)):
         for path in sorted(folder.glob(f"*/{SKILL_FILE}")):
-            if not _inside(path, folder):
+            if not own and path.resolve() != project.resolve() / path.relative_to(project):
                 continue
-            front = _FRONT.match(path.read_bytes()[:4096].decode("utf-8", "replace"))
+            data = _head(path, MAX_BYTES, follow=own)
+            text = "" if data is None else clean(data.decode("utf-8", "replace"))
+            front = _FRONT.match(text)
             fields = dict(_FIELD.findall(front[1])) if front else {}
             if fields.get("name") and fields.get("description"):
-                name = clean(fields["name"].strip("\"'"))
-                found.setdefault(name, Skill(name, clean(fields["description"]), path))
+                name = fields["name"].strip("\"'")
+                found.setdefault(name, Skill(name, fields["description"], text))
     return list(found.values())
+
+
+def _head(path: Path, most: int, *, follow: bool) -> bytes | None:
+    """The first bytes of a regular file, None for anything else: a pipe would never end."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(most) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
 
 
 def skills_text(skills: Iterable[Skill]) -> str:

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from typing import TYPE_CHECKING
+
+from wcwidth import wcswidth
 
 from etude.agent.permissions import Decision, Question, Remember, Request
 from etude.agent.permissions.settings import user_settings_path
 from etude.cli.lines import Line, line, lines
 from etude.cli.show import change
+from etude.cli.visible import visible
 
 if TYPE_CHECKING:
     from etude.cli.talk import Talk
 
 _BAR = "  │ "
+_LEAST = 20
+_MANY = 12
+_BLANKS = re.compile(r"[ \t]{12,}")
 
 
-def exactly(request: Request) -> list[Line]:
+def framed(text: str, width: int) -> str:
+    """`text` cut into rows that fit behind the bar, so that no text can reach the first column and
+    look like a question of ours. Long runs of blanks, which could push the real question off the
+    screen, are counted instead."""
+    rows: list[str] = []
+    room = max(_LEAST, width - len(_BAR) - 1)
+    for part in text.split("\n"):
+        row = _BLANKS.sub(lambda found: f" ⟨{len(found[0])} blanks⟩ ", visible(part).expandtabs(4))
+        while len(row) > room or wcswidth(row) > room:
+            cut = min(len(row), room)
+            while cut > 1 and wcswidth(row[:cut]) > room:
+                cut -= 1
+            rows.append(row[:cut])
+            row = row[cut:]
+        rows.append(row)
+    return "\n".join(rows)
+
+
+def exactly(request: Request, width: int) -> list[Line]:
     """The whole of what a call would do, nothing folded or cut."""
     arguments = dict(request.arguments)
     if request.tool in ("edit", "write"):
@@ -29,12 +55,13 @@ def exactly(request: Request) -> list[Line]:
         ]
     shown: list[Line] = []
     if isinstance(arguments.get("command"), str):
-        shown += lines(str(arguments.pop("command")), "bold", first=_BAR, rest=_BAR)
+        command = framed(str(arguments.pop("command")), width)
+        shown += lines(command, "bold", first=_BAR, rest=_BAR)
     for name, value in arguments.items():
         if value is None or value is False:
             continue
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        shown += lines(text, "", first=f"{_BAR}{name}: ", rest=_BAR)
+        shown += lines(framed(f"{name}: {text}", width), "", first=_BAR, rest=_BAR)
     return shown
 
 
@@ -42,7 +69,10 @@ async def decide(talk: Talk, question: Question) -> Decision:
     """Show the call and wait for the person's answer."""
     request = question.request
     head = line(("? ", "bold yellow"), (f"may {request.tool} run?", "bold"), f"  {question.why}")
-    talk.terminal.print([line(), head, *exactly(request)])
+    shown = exactly(request, shutil.get_terminal_size().columns)
+    if len(shown) > _MANY:
+        shown.append(line((f"  all {len(shown)} lines above belong to this question", "yellow")))
+    talk.terminal.print([line(), head, *shown])
     offered = "y yes, once · s yes, for this session · n no"
     keys = "ysn"
     if question.rules:

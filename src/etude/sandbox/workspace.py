@@ -31,6 +31,8 @@ _LIST = (
     'if [ -e "$1" ] && [ ! -d "$1" ]; then echo "$1: Not a directory" >&2; exit 1; fi; '
     'exec find "$1/" -mindepth 1 -maxdepth 1 -printf "%Y%f\\0"'
 )
+_READ_BYTES = 64 << 20
+"""Longest file that is read whole: it is held in this process's memory."""
 _STDERR_BYTES = 8 << 10
 
 
@@ -132,10 +134,11 @@ class BubblewrapWorkspace:
 
     async def read(self, path: str) -> bytes:
         """The bytes of a regular file as the guest sees it."""
-        output = Capture(2 * self._place.limits.disk_bytes)
+        most = min(self._place.limits.disk_bytes, _READ_BYTES)
+        output = Capture(2 * most)
         await self._file(_READ, path, output, b"")
-        if output.truncated:
-            raise PermissionError(f"{path}: larger than the workspace's disk limit")
+        if output.truncated or output.total > most:
+            raise PermissionError(f"{path}: larger than {most >> 20} MB")
         return output.bytes()
 
     async def write(self, path: str, data: bytes) -> None:

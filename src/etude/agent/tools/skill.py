@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from etude.agent.instructions import MAX_BYTES, Skill
+from etude.agent.instructions import Skill
 from etude.agent.tools.tool import (
     Arguments,
     Effect,
@@ -24,8 +23,8 @@ class SkillArguments(Arguments):
 
 
 class ReadSkill(Tool[SkillArguments]):
-    """Gives a skill's whole text. The files lie on the host; only those found at the start of the
-    session can be named."""
+    """Gives a skill's whole text, as it was at the start of the session: the files lie on the
+    host, where nothing is read at a model's word."""
 
     name = "skill"
     description = "read one of the skills before doing what it is about"
@@ -43,5 +42,4 @@ class ReadSkill(Tool[SkillArguments]):
             return ToolResult(
                 f"there is no skill {args.name!r}; known: {known}", ErrorClass.NOT_FOUND
             )
-        data = await asyncio.to_thread(skill.path.read_bytes)
-        return ToolResult(data[:MAX_BYTES].decode("utf-8", "replace"))
+        return ToolResult(skill.text)
