@@ -269,6 +269,17 @@ def test_reading_calls_of_one_turn_keep_their_order(bench: Bench) -> None:
     assert results[-1]["text"] == "1: 1"
 
 
+def test_money_that_is_too_little_for_a_turn_is_told_apart_from_money_that_is_spent() -> None:
+    budget = Budget(money=0.10, price=Price(10.0, 10.0, 10.0))
+    allowed, why = budget.room(20_000)
+    assert allowed == 0
+    assert why == (
+        "$0.0000 of $0.1000 were spent, and the next turn could cost more than what is left"
+    )
+    budget.charge(10_000, 0, 0)
+    assert budget.room(1) == (0, "$0.1000 of $0.1000 were spent")
+
+
 @pytest.mark.parametrize("cached", [0, 1])
 def test_case_26_a_budget_in_money_stops(bench: Bench, cached: int) -> None:
     for _ in range(200):

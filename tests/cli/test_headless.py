@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from etude.cli.app import main
 from etude.cli.headless import changed_files
 
 EDIT = {"calls": [["edit", {"path": "a.py", "old": "hello = 1", "new": "hello = 2\nmore = 1"}]]}
+NOWHERE = ("--model", "nosuch", "--url", "http://127.0.0.1:9/v1")
 
 
 def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -141,6 +144,12 @@ def test_an_error_is_an_error(place: Place) -> None:
         (["-p", "x", "--model", "m", "--mode", "yolo"], "read-only"),
         (["-p", "x", "--model", "m", "--url", "ftp://x"], "http"),
         (["-p", "x", "--model", "m", "--folder", "/nowhere"], "/nowhere"),
+        (["-p", "x", "--model", "no-such-model"], "no-such-model"),
+        (["-p", "x", *NOWHERE], "--context"),
+        (["-p", "x", *NOWHERE], "config/prices.toml"),
+        (["-p", "x", *NOWHERE, "--context", "999", "--money", "1"], "the price of nosuch"),
+        (["-p", "x", "--model", "m", "--url", "http://x/v1", "--dialect", "nope"], "local models"),
+        (["-p", "x", "--model", "script:s", "--dialect", "nope"], "local models"),
         (["--mode", "auto", "sessions"], "sessions"),
     ],
 )
@@ -162,6 +171,43 @@ def test_bad_usage_is_one_sentence(
     assert end.value.code == 2, told.out
     (sentence,) = told.err.strip().splitlines()
     assert sentence.startswith("etude: ") and named in sentence
+
+
+def test_what_keeps_a_session_from_being_opened_is_bad_usage(place: Place) -> None:
+    model = place.script({"text": "Yes."})
+    assert place.run("-p", "x", "--model", model).returncode == 0
+    (log,) = place.sessions()
+
+    def refused(*words: str) -> str:
+        done = place.run("-p", "x", "--model", model, "--json", *words)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        (sentence,) = done.stderr.splitlines()
+        assert place.sessions() == [log]
+        return sentence
+
+    assert "is no host" in refused("--allow-host", "http://x/y")
+    assert "no turn 7" in refused("--fork", "last:7")
+    place.config.mkdir(exist_ok=True)
+    (place.config / "settings.toml").write_text('[permissions]\nallow = ["nosuch("]\n')
+    assert "'nosuch(' cannot be used" in refused()
+
+
+def test_output_that_finds_no_space_is_not_taken_for_a_run(place: Place) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            place.argv("-p", "x", "--model", place.script({"text": "Yes."})),
+            cwd=place.project,
+            env={**os.environ, **place.env},
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 2, done.stderr
+    (sentence,) = done.stderr.splitlines()
+    assert "no space" in sentence and "practice" not in sentence
 
 
 def test_counting_a_patch() -> None:

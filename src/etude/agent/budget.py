@@ -51,12 +51,19 @@ class Budget:
         if self._money is not None and self._price is not None:
             money = self._money - self.spent - self._price.cost(prompt_tokens, 0, 0)
             if money <= 0:
-                return 0, f"${self.spent:.4f} of ${self._money:.4f} were spent"
+                return 0, self._too_dear()
             if self._price.output > 0:
                 left.append(math.floor(money * 1e6 / self._price.output))
                 if left[-1] < 1:
-                    return 0, f"${self.spent:.4f} of ${self._money:.4f} were spent"
+                    return 0, self._too_dear()
         return (min(left) if left else None), ""
+
+    def _too_dear(self) -> str:
+        assert self._money is not None
+        spent = f"${self.spent:.4f} of ${self._money:.4f} were spent"
+        if self.spent >= self._money:
+            return spent
+        return f"{spent}, and the next turn could cost more than what is left"
 
     def remaining(self) -> str:
         """What is left, in words, or '' when nothing was set."""

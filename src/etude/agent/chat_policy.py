@@ -14,6 +14,7 @@ from etude.inference.openai_client_settings import ChatServiceSettings
 from etude.inference.openai_stream import OnPiece, PieceKind, Reply, ReplyCall, ReplyUsage
 from etude.inference.prices import PriceTable, read_prices
 from etude.inference.protocol import Finish
+from etude.machine import config_folder
 from etude.models.renderer import ParsedTurn, ToolCall, ToolSpec
 from etude.models.stream import Delta
 from etude.records import Event, EventKind, Segment
@@ -43,8 +44,8 @@ class ChatPolicy:
             length = (prices or read_prices()).find(settings.model).context_length
         if length is None:
             raise EtudeError(
-                f"The context length of {settings.model} is not known; set context_length, or add"
-                " the model to your prices.toml."
+                f"The context length of {settings.model} is not known; give it with --context, or"
+                f" add the model to {config_folder() / 'prices.toml'}."
             )
         # The HTTP library is only loaded by who speaks to a service.
         from etude.inference.openai_client import ChatClient

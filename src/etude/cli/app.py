@@ -291,8 +291,9 @@ def _storage_sentence(error: OSError | sqlite3.DatabaseError) -> str:
         )
     if not _disk_full(error):
         raise error
-    where = getattr(error, "filename", None) or "the run folder"
-    return (
-        f"no space left on the disk that holds {where} (or it fails); free some and go on with"
-        " `etude practice --resume RUN`: what is stored is kept"
-    )
+    practising = sys.argv[1:2] == ["practice"]
+    where = getattr(error, "filename", None) or ("the run folder" if practising else "the output")
+    sentence = f"no space left on the disk that holds {where} (or it fails); free some and"
+    if practising:
+        return f"{sentence} go on with `etude practice --resume RUN`: what is stored is kept"
+    return f"{sentence} try again"

@@ -17,7 +17,7 @@ from typing import Any
 
 from etude.agent.live import Drivers, LiveSession
 from etude.cli.choices import Choices
-from etude.cli.opening import Bench, OpenSession, Target, open_bench, open_session
+from etude.cli.opening import Bench, Target, open_bench, open_session
 from etude.cli.visible import visible
 from etude.errors import EtudeError
 from etude.records import Event, EventKind, StopReason
@@ -35,7 +35,8 @@ class Form(StrEnum):
 
 
 class Exit:
-    """Exit codes of a headless run; 2 is bad usage, as everywhere."""
+    """Exit codes of a headless run; 2 is bad usage, as everywhere: whatever keeps a session from
+    being opened."""
 
     FINISHED = 0
     DENIED = 3
@@ -127,25 +128,22 @@ async def _run(bench: Bench, target: Target, text: str, form: Form) -> int:
         on_child_event=seen.take,
         say=_warn,
     )
-    opened: OpenSession | None = None
-    live: LiveSession | None = None
-    error = ""
+    # What cannot be opened was asked for wrongly: that is bad usage, told like all of it.
+    opened = await open_session(bench, target, drivers, _warn)
+    live, error = opened.live, ""
     try:
-        opened = await open_session(bench, target, drivers, _warn)
-        live = opened.live
         if form is Form.STREAM:
             seen.stream(live, bench.name)
         before = live.session.budget.spent
-        reason = await _prompt(live, text)
-    except EtudeError as fault:
-        error, reason, before = str(fault), StopReason.ERROR, 0.0
-    try:
+        try:
+            reason = await _prompt(live, text)
+        except EtudeError as fault:
+            error, reason = str(fault), StopReason.ERROR
         result = await _result(live, seen, reason, error)
-        spent = 0.0 if live is None else live.session.budget.spent - before
+        spent = live.session.budget.spent - before
         result["cost"] = None if bench.backend.price is None else spent
     finally:
-        if opened is not None:
-            await opened.close()
+        await opened.close()
     code = _exit_code(reason, result["denials"])
     _tell(form, result, error)
     return code
@@ -165,9 +163,7 @@ def _exit_code(reason: StopReason, denials: Sequence[object]) -> int:
     return Exit.DENIED if code == Exit.FINISHED and denials else code
 
 
-async def _result(
-    live: LiveSession | None, seen: _Seen, reason: StopReason, error: str
-) -> dict[str, Any]:
+async def _result(live: LiveSession, seen: _Seen, reason: StopReason, error: str) -> dict[str, Any]:
     """The document that `--json` prints."""
     denials = _denials(seen.events)
     code = _exit_code(reason, denials)
@@ -176,10 +172,10 @@ async def _result(
     return {
         "status": names.get(code, reason.value),
         "detail": error or ("" if stop is None else stop["detail"]),
-        "session": None if live is None else live.session.session_id,
-        "project": None if live is None else str(live.options.project),
+        "session": live.session.session_id,
+        "project": str(live.options.project),
         "message": _message(seen.events),
-        "changes": [] if live is None else await _changes(live),
+        "changes": await _changes(live),
         "denials": denials,
         "usage": _usage(seen.events),
     }
