@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -299,6 +301,32 @@ def test_a_model_that_cannot_be_opened_keeps_the_open_session(place: Place) -> N
         screen.type("/quit\r")
         assert screen.ends() == 0
     assert len(place.sessions()) == 2
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A service that takes no key."""
+
+    def do_POST(self) -> None:
+        self.send_error(401, "No")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def test_an_error_of_a_service_is_said_once(place: Place) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        words = ["--model", "m", "--url", f"http://{address}/v1", "--context", "9999"]
+        with place.terminal(*words, columns=200) as screen:
+            screen.wait("effort medium")
+            screen.type("hello\r")
+            screen.wait(address)
+            screen.wait(lambda text: "Esc interrupts" not in text)
+            assert "\n".join(screen.still()).count(address) == 1
+            screen.type("/quit\r")
+            assert screen.ends() == 0
+        server.shutdown()
 
 
 def test_a_half_written_event_is_told_when_a_session_goes_on(place: Place) -> None:
