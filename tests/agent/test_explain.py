@@ -265,6 +265,13 @@ def test_runs_checks_and_commits() -> None:
         "You can run `pytest` to verify that the tests pass.",
         "I could not run the tests.",
         "I did not change `a.py`.",
+        "I changed nothing else.",
+        "I changed nothing in `a.py`.",
+        "I did not change any code except a.py.",
+        "No changes were made to `b.py`.",
+        "I made no changes in src.",
+        "If nothing was changed, stop.",
+        "I should have changed nothing.",
         "I didn't create `b.py`.",
         "Do the tests pass?",
         "Once `a.py` is updated, the tests will pass.",
@@ -290,7 +297,18 @@ def test_what_claims_nothing(text: str) -> None:
         ("`make test` passes.", "tests_pass"),
         ("12 passed.", "tests_pass"),
         ("The full test suite is green and there are no lint errors.", "tests_pass checks_pass"),
-        ("I ran the test suite: everything passed its tests.", "tests_pass ran"),
+        ("I ran the test suite: everything passed its tests.", "tests_pass"),
+        ("I ran the tests and all pass.", "tests_pass"),
+        ("I ran the tests and all pass, but I could not run the linter.", "tests_pass"),
+        ("I changed nothing.", "unchanged"),
+        ("I did not change any files.", "unchanged"),
+        ("I haven't modified anything; all tests pass.", "unchanged tests_pass"),
+        ("No files were changed.", "unchanged"),
+        ("I made no changes to the code.", "unchanged"),
+        ("Nothing was modified.", "unchanged"),
+        ("I created a file called notes.", "made"),
+        ("I created hello.txt.", "made"),
+        ("I created the file Makefile.", "made"),
         ("The types check out; `mypy` passes.", "checks_pass"),
         ("> - [x] Added tests in `tests/test_a.py` that pass", "tests_pass changed"),
         ("See https://example.org/a.py, which I updated.", ""),
@@ -330,6 +348,59 @@ def test_text_and_json_say_the_same() -> None:
     assert value["changed"] == [
         {"path": "a.py", "made": False, "calls": [{"turn": 0, "call": "call-0-0"}]}
     ]
+
+
+def test_what_commands_may_have_changed_and_what_was_refused_is_listed() -> None:
+    log = Log().edit("a.py").shell("touch b").shell("ls").shell("sed -i s/a/b/ c")
+    log.call("shell", "refused: no", "refused", command="rm d")
+    log.call("web_fetch", "refused: the person said no", "refused", url="https://x.example/")
+    log.edit("e.py", error="refused")
+    explanation = log.says("Done.")
+    value = explanation.to_json()
+    assert [entry["command"] for entry in value["may_have_changed"]] == [
+        "touch b",
+        "sed -i s/a/b/ c",
+    ]
+    assert [(r["tool"], r["subject"], r["call"]) for r in value["refused"]] == [
+        ("web_fetch", "https://x.example/", "call-5-0"),
+        ("edit", "e.py", "call-6-0"),
+    ]
+    text = explanation.to_text()
+    assert (
+        """Changed:
+  a.py: call-0-0
+  "touch b" may have changed files (call-1-0)
+  "sed -i s/a/b/ c" may have changed files (call-3-0)
+"""
+        in text
+    )
+    assert (
+        """Refused:
+  web_fetch "https://x.example/": refused: the person said no (call-5-0)
+"""
+        in text
+    )
+    assert "Refused" not in Log().edit("a.py").says("Done.").to_text()
+
+
+def test_nothing_was_changed() -> None:
+    said = "I changed nothing."
+    assert Log().call("read", "1: x", path="a").shell("ls").verdicts(said) == [SHOWN]
+    assert Log().edit("a.py", error="no_match").verdicts(said) == [SHOWN]
+    assert Log().call("shell", "", "refused", command="rm d").verdicts(said) == [SHOWN]
+    assert Log().edit("a.py").verdicts(said) == [CONTRADICTED]
+    assert Log().write("a.py").verdicts(said) == [CONTRADICTED]
+    assert Log().shell("echo x > a").verdicts(said) == [CONTRADICTED]
+    assert Log().shell("rm a", code=1).verdicts(said) == [PARTLY]
+    assert Log().shell("python a.py").verdicts(said) == [PARTLY]
+    assert Log().call("task", "done", prompt="x").verdicts(said) == [PARTLY]
+
+
+def test_a_file_without_a_suffix() -> None:
+    assert Log().write("notes").verdicts("I created `notes`.") == [SHOWN]
+    assert Log().write("notes").verdicts("I created a file named notes.") == [SHOWN]
+    assert Log().shell("touch notes").verdicts("I created a file named notes.") == [SHOWN]
+    assert Log().verdicts("I created a file named notes.") == [NOTHING]
 
 
 # Commands
@@ -428,6 +499,14 @@ def test_checks_are_known(command: str, kind: str | None) -> None:
         ("python - <<'E'\nopen('a', 'w').write('x')\nE", True),
         ("python -c \"import os; os.remove('a')\"", True),
         ("find . -name '*.pyc' -delete", True),
+        ("bash -c 'rm a.py'", True),
+        ("bash -lc 'ls'", False),
+        ("for f in *.py; do rm $f; done", True),
+        ("for f in *.py; do cat $f; done", False),
+        ("if true; then touch a.py; fi", True),
+        ("git apply x.diff", True),
+        ("curl -o a.py https://x.example", True),
+        ("tar xf a.tar", True),
         ("x" * 30_000, True),
     ],
 )

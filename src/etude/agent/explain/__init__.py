@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from etude.agent.explain.claims import Claim, ClaimKind, claims
-from etude.agent.explain.deeds import Command, Deeds, FileUse, deeds, one_line, quoted, to_json
+from etude.agent.explain.deeds import (
+    Command,
+    Deeds,
+    FileUse,
+    Refusal,
+    deeds,
+    one_line,
+    quoted,
+    to_json,
+)
 from etude.agent.explain.judge import Evidence, Judged, Verdict, judge
 from etude.agent.transcript import visible
 from etude.records import Event
@@ -22,6 +31,7 @@ __all__ = [
     "Explanation",
     "FileUse",
     "Judged",
+    "Refusal",
     "Verdict",
     "explain",
 ]
@@ -60,7 +70,8 @@ class Explanation:
         blocks = [
             ("Asked", [one_line(text) for text in found.asked]),
             ("Read", _file_lines(found.read)),
-            ("Changed", _file_lines(found.changed)),
+            ("Changed", [*_file_lines(found.changed), *_maybe_changed(found)]),
+            *([("Refused", [_refusal_line(r) for r in found.refused])] if found.refused else []),
             ("Commands", [_command_line(command) for command in found.commands]),
             ("Claims of the final message", [line for j in self.judged for line in _lines(j)]),
         ]
@@ -86,6 +97,19 @@ def _file_lines(uses: Sequence[FileUse]) -> list[str]:
         f" {', '.join(use.place.call_id for use in group)}"
         for path, group in files.items()
     ]
+
+
+def _maybe_changed(found: Deeds) -> list[str]:
+    lines = [
+        f"{quoted(c.command)} may have changed files ({c.place.call_id})"
+        for c in found.changing_commands()
+    ]
+    return lines + [f"a sub-agent could change files ({p.call_id})" for p in found.delegated]
+
+
+def _refusal_line(refusal: Refusal) -> str:
+    subject = f" {quoted(refusal.subject)}" if refusal.subject else ""
+    return f"{refusal.tool}{subject}: {one_line(refusal.reason)} ({refusal.place.call_id})"
 
 
 def _command_line(command: Command) -> str:

@@ -26,6 +26,8 @@ class ClaimKind(StrEnum):
     RAN = "ran"
     VERIFIED = "verified"
     COMMITTED = "committed"
+    UNCHANGED = "unchanged"
+    """Nothing at all was changed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ _HEDGED = re.compile(
     |once|cannot|never|unable|expected|hopefully|likely|probably|presumably|assum\w+|want|wants|recommend
     |suggest|need|needs|except|untested|unverified|fails?[ ]to|failed[ ]to
     |to[ ](?:run|verify|check))\b
-    |n['’]t\b|\?|\bwithout[ ](?:running|testing|checking)|\bno[ ]tests?\b|\bnone\b|['’]ll\b""",
+    |n['’]t\b|\?|\bwithout[ ](?:running|testing|checking)|\bno[ ]tests?\b
+    |\bno[ ](?:changes|edits|modifications)\b|\bnone\b|\bnothing\b|['’]ll\b""",
     re.VERBOSE | re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"[,;:—–]|\s-\s|\b(?:and|but|so|because|although|though|while|since|yet)\b")
@@ -99,19 +102,45 @@ _EXTENSIONS = (
     "py|pyi|js|jsx|ts|tsx|mjs|cjs|json|toml|yaml|yml|md|rst|txt|cfg|ini|sh|go|rs|java|kt|c|h|cc|cpp"
     "|hpp|cs|rb|php|html|css|scss|sql|xml|lock|proto|gradle|swift|vue|ipynb|csv"
 )
+_BARE = "(?:Makefile|Dockerfile)"
 _PATH = re.compile(
     rf"""`(?P<quoted>[^`\s]+)`
-    | (?<![\w/.:@-])(?P<bare>(?:[\w.@+-]+/)*[\w@+-][\w.@+-]*\.(?:{_EXTENSIONS}))(?![\w/-])""",
+    | (?<![\w/.:@-])(?P<bare>(?:[\w.@+-]+/)*[\w@+-][\w.@+-]*\.(?:{_EXTENSIONS})|{_BARE})
+      (?![\w/-])""",
     re.VERBOSE,
 )
-_IS_PATH = re.compile(
-    rf"(?!\w+://)(?:[^\s()]*/[^\s()]*|[\w.@+-]+\.(?:{_EXTENSIONS})|Makefile|Dockerfile)$"
-)
+_IS_PATH = re.compile(rf"(?!\w+://)(?:[^\s()]*/[^\s()]*|[\w.@+-]+\.(?:{_EXTENSIONS})|{_BARE})$")
 _NAME = re.compile(r"`([A-Za-z_][\w.]*)(?:\(\))?`")
 _DONE = re.compile(
     r"\b(?:fixed|implemented|resolved|solved|refactored|corrected|repaired)\b"
     r"|\b(?:is|are|has been|have been|was|were) (?:now )?(?:fixed|implemented|resolved|solved)\b",
     re.I,
+)
+_ALTERED = r"(?:chang|modif|edit|touch|alter|writ|wrote|creat)\w*"
+_ANYTHING = (
+    r"(?:anything|any\ (?:of\ (?:the|your)\ )?(?:files?|code)|(?:the\ |your\ )?"
+    r"(?:files|code|repository|repo|project|workspace|codebase))"
+)
+_UNCHANGED = re.compile(
+    rf"""\b(?:
+      {_ALTERED}\ (?:absolutely\ )?nothing
+    | nothing\ (?:was|has\ been|is|got)\ {_ALTERED}
+    | (?:made|making|did\ make)\ no\ (?:changes|edits|modifications)
+      (?:\ to\ (?:{_ANYTHING}))?
+    | no\ (?:files?|code|changes|edits|modifications)\ (?:was|were|has\ been|have\ been|is|are)
+      \ (?:{_ALTERED}|made)
+    | (?:(?:did|have|has)\ not|(?:did|have|has)n['’]t|never)\ {_ALTERED}\ {_ANYTHING}
+    | (?:(?:did|have)\ not|(?:did|have)n['’]t)\ (?:make|made)\ any\ (?:changes|edits)
+    | without\ {_ALTERED}\ {_ANYTHING}
+    )\b(?!\ (?:else|other|more|further|to|in|outside|beyond|except|apart|besides|but|yet)\b)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CALLED = re.compile(
+    r"\b(?:file|folder|directory|script)\ (?:called|named)\ [\"'`]?(?P<name>[\w@+-][\w.@+/-]*)",
+    re.I,
+)
+_THEY_PASS = re.compile(
+    rf"^\s*(?:they\ )?(?:all|both|everything|they)\b.{{0,40}}?\b{_PASS}\b", re.I
 )
 _RAN = re.compile(r"\b(?:ran|executed|re-?ran|invoked)\b", re.I)
 _RAN_TESTS = re.compile(
@@ -142,13 +171,29 @@ def _sentences(message: str) -> Iterator[str]:
 def _claims_of(sentence: str) -> Iterator[Claim]:
     """Of a hedged sentence only those clauses count that are not hedged themselves."""
     plain = re.sub(r"\*\*|__", "", sentence)
-    parts = [plain] if not _HEDGED.search(plain) else _CLAUSE.split(plain)
+    parts = [plain] if not _HEDGED.search(plain) else _together(_CLAUSE.split(plain))
     for part in parts:
-        if part.strip() and not _HEDGED.search(part):
-            yield from _of_tests(part, sentence)
-            yield from _of_checks(part, sentence)
-            yield from _of_files(part, sentence)
-            yield from _of_acts(part, sentence)
+        # Its "no" and "not" are what is claimed; anything else hedged takes the claim back.
+        rest = _UNCHANGED.sub("", part)
+        if _HEDGED.search(rest):
+            continue
+        if rest != part:
+            yield Claim(ClaimKind.UNCHANGED, sentence)
+        yield from _of_tests(rest, sentence)
+        yield from _of_checks(rest, sentence)
+        yield from _of_files(rest, sentence)
+        yield from _of_acts(rest, sentence)
+
+
+def _together(parts: list[str]) -> list[str]:
+    """Clauses, where "I ran the tests" and "all pass" stay one."""
+    joined: list[str] = []
+    for part in parts:
+        if joined and _RAN_TESTS.search(joined[-1]) and _THEY_PASS.search(part):
+            joined[-1] += f" and {part}"
+        else:
+            joined.append(part)
+    return joined
 
 
 def _of_tests(part: str, sentence: str) -> Iterator[Claim]:
@@ -189,6 +234,10 @@ def _of_files(part: str, sentence: str) -> Iterator[Claim]:
         named = True
         between = part[verb.end() : path.start()] if before else ""
         yield Claim(_file_kind(verb, between), sentence, text.rstrip(":,."))
+    called = _CALLED.search(part)
+    if called is not None and not named and verbs and verbs[0].lastgroup:
+        yield Claim(_file_kind(verbs[0], ""), sentence, called["name"].rstrip(".,:"))
+        named = True
     if named:
         return
     names = [match[1] for match in _NAME.finditer(part)]
@@ -213,7 +262,8 @@ def _of_acts(part: str, sentence: str) -> Iterator[Claim]:
         commands = [text for text in re.findall(r"`([^`]+)`", part) if not _IS_PATH.match(text)]
         for command in commands:
             yield Claim(ClaimKind.RAN, sentence, command)
-        if not commands and _RAN_TESTS.search(part):
+        passed = any(pattern.search(part) for pattern in _TESTS_PASS)
+        if not commands and _RAN_TESTS.search(part) and not passed:
             yield Claim(ClaimKind.RAN, sentence, "tests")
     if _VERIFIED.search(part):
         yield Claim(ClaimKind.VERIFIED, sentence)

@@ -11,6 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from etude.agent.permissions.bash import analyse
+from etude.agent.permissions.reading import reads_only
+
 Check = Literal["lint", "types", "build"]
 
 _TOKEN = re.compile(
@@ -141,19 +144,23 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     (r"(?:make|just|npm|pnpm|yarn|ninja) (?:run )?\S*type", "types"),
     (r"(?:make|just|npm|pnpm|yarn|ninja) (?:run )?\S*(?:build|compile|all\b)", "build"),
 )
-_CHANGER = re.compile(r"(?:tee|mv|cp|rm|rmdir|ln|touch|truncate|dd|patch|install)\b")
+_CHANGER = re.compile(r"(?:tee|mv|cp|rm|rmdir|ln|touch|truncate|dd|patch|install|unzip|wget)\b")
 _CHANGES = re.compile(
     r"""git[ ](?:-\S+[ ]\S+[ ])*(?:checkout|switch|restore|reset|stash|apply|am|revert|merge|rebase
         |cherry-pick|pull|clean|mv|rm)\b
     | (?:sed|perl)[ ].*?-p?i | gofmt[ ].*-w | prettier[ ].*--write | (?:ruff|eslint)[ ].*--fix
     | (?:ruff|cargo)[ ](?:format|fmt|fix)\b(?!.*--check)
     | (?:black|isort|autopep8|yapf|rustfmt)\b(?!.*--(?:check|diff))
+    | curl[ ].*?-(?:\w*[oO]\b|-output|-remote-name) | tar[ ](?:-?\w*x|--extract)
+    | git[ ](?:-\S+[ ]\S+[ ])*(?:clone|init)\b
     | xargs[ ](?:\S+[ ])*?(?:sed|rm|mv|cp|perl|tee)\b | find[ ].*-(?:delete|exec)\b""",
     re.VERBOSE,
 )
 _UNDOES = re.compile(
     r"git (?:-\S+ \S+ )*(?:checkout|restore|reset|stash|clean|revert|switch|rebase)\b"
 )
+_SHELL = re.compile(r"(?:ba|da|z|k)?sh (?:-\w+ )*-\w*c ")
+_DEEPEST = 3
 _SCRIPT = re.compile(r"\bpython[\d.]*\s+(?:-c|-\s|<<)|\bnode\s+-e|\bperl\s+-e")
 _WRITING = re.compile(r"write|unlink|remove|rename|replace\(|rmtree|open\([^)]*['\"][wa]")
 
@@ -191,7 +198,28 @@ def may_change(parsed: Parsed, command: str) -> bool:
     """Whether files of the repository may be others afterwards."""
     if not parsed.steps or any(_step_changes(step) for step in parsed.steps):
         return True
-    return bool(_SCRIPT.search(command) and _WRITING.search(command))
+    if _SCRIPT.search(command) and _WRITING.search(command):
+        return True
+    return _hidden_change(parsed, command, 0)
+
+
+def only_looks(command: str) -> bool:
+    """Whether the command surely changed nothing: what a session runs without a question."""
+    return reads_only(command)
+
+
+def _hidden_change(parsed: Parsed, command: str, depth: int) -> bool:
+    """Whether a step inside a loop, a condition, a substitution or `sh -c` may change files."""
+    inner = [step.words[-1] for step in parsed.steps if _SHELL.match(bare(step.words))]
+    if depth < _DEEPEST:
+        for text in inner:
+            below = parse(text)
+            if any(map(_step_changes, below.steps)) or _hidden_change(below, text, depth + 1):
+                return True
+    if not parsed.opaque or len(command) > _LONGEST:
+        return False
+    found = (tuple(word.text for word in simple.words) for simple in analyse(command).commands)
+    return any(_step_changes(Step(words)) for words in found)
 
 
 def undoes(parsed: Parsed) -> bool:

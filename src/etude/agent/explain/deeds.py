@@ -69,6 +69,17 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """A call, other than a shell command, that a rule, a mode or a person did not allow. `subject`
+    is what it was about: a path, an address, ..."""
+
+    place: Place
+    tool: str
+    subject: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Command:
     """A shell command with how it ended. `tests` and `check` say what it was for; `result` is how
     its tests came out, `passed` how many it counted (None: it did not say). `changes` says that
@@ -97,16 +108,21 @@ class Deeds:
     read: list[FileUse] = field(default_factory=list[FileUse])
     changed: list[FileUse] = field(default_factory=list[FileUse])
     failed: list[Attempt] = field(default_factory=list[Attempt])
+    refused: list[Refusal] = field(default_factory=list[Refusal])
     commands: list[Command] = field(default_factory=list[Command])
     delegated: list[Place] = field(default_factory=list[Place])
     final: str = ""
     final_turn: int = -1
     stop: str = ""
 
+    def changing_commands(self) -> list[Command]:
+        """Commands that ran, whole or in part, and after which files may be others."""
+        return [c for c in self.commands if c.changes and c.outcome is not Outcome.NOT_RUN]
+
     def last_change(self) -> Place | None:
         """The last call after which files may be others, or None."""
         places = [use.place for use in self.changed]
-        places += [c.place for c in self.commands if c.changes and c.outcome is not Outcome.NOT_RUN]
+        places += [c.place for c in self.changing_commands()]
         places += self.delegated
         return max(places, key=lambda place: place.order, default=None)
 
@@ -137,6 +153,8 @@ def _call(found: Deeds, place: Place, data: Mapping[str, Any], result: Event | N
     name, arguments = data["name"], data["arguments"]
     error = ErrorClass.NOT_RUN.value if result is None else result.data["error_class"]
     text = "" if result is None else str(result.data["text"])
+    if name != "shell" and error == ErrorClass.REFUSED.value:
+        found.refused.append(Refusal(place, name, _subject(arguments), text))
     if name == "shell":
         found.commands.append(_command(place, arguments, error, text))
     elif name == "finish" and error is None and str(arguments.get("message", "")).strip():
@@ -154,6 +172,11 @@ def _call(found: Deeds, place: Place, data: Mapping[str, Any], result: Event | N
             taken = str(arguments.get("old", ""))
             made = name == "write" and text.startswith("made ")
             found.changed.append(FileUse(place, path, made, f"{taken}\n{brought}"))
+
+
+def _subject(arguments: Mapping[str, Any]) -> str:
+    """The first argument that is text: tools name first what they are about."""
+    return next((value for value in arguments.values() if isinstance(value, str)), "")
 
 
 def relative(path: str) -> str:
@@ -282,6 +305,23 @@ def to_json(found: Deeds) -> dict[str, Any]:
         "asked": found.asked,
         "read": _files(found.read),
         "changed": _files(found.changed),
+        "may_have_changed": [
+            *(
+                {"turn": c.place.turn, "call": c.place.call_id, "command": c.command}
+                for c in found.changing_commands()
+            ),
+            *({"turn": p.turn, "call": p.call_id, "command": "task"} for p in found.delegated),
+        ],
+        "refused": [
+            {
+                "turn": r.place.turn,
+                "call": r.place.call_id,
+                "tool": r.tool,
+                "subject": r.subject,
+                "reason": r.reason,
+            }
+            for r in found.refused
+        ],
         "failed": [
             {"turn": a.place.turn, "call": a.place.call_id, "path": a.path, "error": a.error}
             for a in found.failed

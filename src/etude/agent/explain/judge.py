@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from etude.agent.explain.claims import Claim, ClaimKind
-from etude.agent.explain.commands import parse
+from etude.agent.explain.commands import only_looks, parse
 from etude.agent.explain.deeds import (
     Command,
     Deeds,
@@ -248,7 +248,11 @@ def _read(claim: Claim, deeds: Deeds) -> Judged:
 
 
 def _done(claim: Claim, deeds: Deeds) -> Judged:
-    """Something was fixed or built: a change that names it, and tests that pass after it."""
+    """Something was fixed or built: a change that names it, and tests that pass after it. A name
+    may also be that of a file without a suffix."""
+    subject = claim.subject
+    if subject and any(use.path.split("/")[-1] == subject for use in deeds.changed):
+        return _changed(claim, deeds)
     name = posixpath.basename(claim.subject.replace(".", "/"))
     uses = [use for use in deeds.changed if not name or name in use.text or name in use.path]
     commands = [
@@ -318,6 +322,24 @@ def _committed(claim: Claim, deeds: Deeds) -> Judged:
     return Judged(claim, Verdict.NOTHING, reason=f"no `git {word}` was run")
 
 
+def _unchanged(claim: Claim, deeds: Deeds) -> Judged:
+    """That nothing was changed is shown where every command surely only read."""
+    surely = [c for c in deeds.changing_commands() if c.outcome is Outcome.PASSED]
+    evidence = [_of_use(use) for use in deeds.changed]
+    evidence += [_at(c.place, f"{quoted(c.command)} may have changed files") for c in surely]
+    if evidence:
+        reason = "files were changed" if deeds.changed else "a command that writes was run"
+        shown = tuple(evidence[:_SHOWN_EVENTS])
+        return Judged(claim, Verdict.CONTRADICTED, shown, reason)
+    ran = [c for c in deeds.commands if c.outcome is not Outcome.NOT_RUN]
+    open_ends = [_of_command(c) for c in ran if not only_looks(c.command)]
+    open_ends += [_at(place, "a sub-agent that could change files") for place in deeds.delegated]
+    if open_ends:
+        reason = "no call is known to have changed a file, but not all of them only read"
+        return Judged(claim, Verdict.PARTLY, tuple(open_ends[:_SHOWN_EVENTS]), reason)
+    return Judged(claim, Verdict.SHOWN, reason="no call changed a file")
+
+
 _JUDGES: dict[ClaimKind, Callable[[Claim, Deeds], Judged]] = {
     ClaimKind.TESTS_PASS: _tests_pass,
     ClaimKind.CHECKS_PASS: _checks_pass,
@@ -329,4 +351,5 @@ _JUDGES: dict[ClaimKind, Callable[[Claim, Deeds], Judged]] = {
     ClaimKind.RAN: _ran,
     ClaimKind.VERIFIED: _verified,
     ClaimKind.COMMITTED: _committed,
+    ClaimKind.UNCHANGED: _unchanged,
 }
