@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.agent.checkpoints import Checkpoints
-from etude.agent.permissions import Decision, Mode, Permissions, Question, Request
+from etude.agent.permissions import Decision, Mode, Permissions, Question, Request, reading
 from etude.agent.permissions.hidden import HiddenFiles
 from etude.agent.permissions.rules import Kind, PathRule, Placed, parse_rule
 from etude.agent.session import Session
@@ -280,3 +281,63 @@ def test_looking_again_is_cheap(tmp_path: Path) -> None:
         times.append(time.perf_counter() - began)
     print(f"10,000 files: first {times[0]:.3f} s, again {min(times[1:]):.4f} s")
     assert min(times[1:]) < 0.25
+
+
+# What only reads is held to it
+
+
+def test_a_command_taken_to_read_cannot_write(
+    sandbox: Sandbox, project: Path, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can be asked. The last part of the fence is the mount: here the text passes for
+    reading."""
+    for name in ("fa", "fb"):
+        (project / name).write_text(f"{name}\n{name}\n")
+    turns: list[Calls] = [
+        [("shell", {"command": command})]
+        for command in ("uniq f{a,b}", "uniq f*", "uniq f?", "uniq fa fb", "uniq fa")
+    ]
+    found = results(play(sandbox, project, script, Permissions(project), turns, True))
+    assert [kind for _, kind in found] == ["refused"] * 4 + [None]
+    monkeypatch.setattr(reading, "only_reads", lambda command: True)
+    script.prompts.clear()
+    script.answers.clear()
+    calls: Calls = [
+        ("shell", {"command": "uniq fa fb"}),
+        ("write", {"path": "made", "content": "x"}),
+        ("shell", {"command": "uniq fa; cat fa"}),
+    ]
+    gate = Permissions(project, mode=Mode.AUTO)
+    found = results(play(sandbox, project, script, gate, [calls], True))
+    assert "Read-only file system" in found[0][0]
+    assert (project / "fb").read_text() == "fb\nfb\n"
+    assert (project / "made").read_text() == "x"  # Other calls of the turn keep their rights.
+    assert found[2] == ("fa\nfa\nfa", None)
+
+
+def test_looking_at_a_repository_runs_nothing_of_its_configuration(
+    sandbox: Sandbox, project: Path, script: Any
+) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-C", str(project), *arguments], check=True, timeout=60)
+
+    git("init", "--quiet", "--template=")
+    git("add", "src")
+    spy = project / "spy.sh"
+    spy.write_text("#!/bin/sh\necho ran >> /tmp/mark\n")
+    spy.chmod(0o755)
+    git("config", "core.fsmonitor", "/workspace/spy.sh")
+    turns: list[Calls] = [
+        [("shell", {"command": command})]
+        for command in ("git status --short", "git diff", "git ls-files", "ls /tmp")
+    ]
+    found = results(play(sandbox, project, script, Permissions(project), turns, True))
+    assert "A  src/x.py" in found[0][0] and found[2] == ("src/x.py", None)
+    assert "mark" not in found[3][0]
+    script.prompts.clear()
+    script.answers.clear()
+    turns = [[("shell", {"command": "GIT_CONFIG_COUNT=0 git status --short; ls /tmp"})]]
+    found = results(
+        play(sandbox, project, script, Permissions(project, mode=Mode.AUTO), turns, True)
+    )
+    assert "mark" in found[0][0]  # The attack is real.

@@ -19,7 +19,7 @@ from etude.agent.tools.tool import Prepared, invoke, prepare
 from etude.errors import EtudeError
 from etude.models.renderer import ToolCall
 from etude.records import EventKind, StopReason
-from etude.sandbox.protocol import WorkspaceError
+from etude.sandbox.protocol import Rights, Workspace, WorkspaceError
 
 
 class Calls:
@@ -91,19 +91,26 @@ class Calls:
         if not permission.allowed:
             reason = permission.reason or "this call is not allowed"
             return ToolResult(f"refused: {reason}", ErrorClass.REFUSED)
-        result = await self._run(call_id, prepared)
+        result = await self._run(call_id, prepared, readonly=permission.readonly)
         await self._gate.ran(request, result)
         return result
 
-    async def _run(self, call_id: str, prepared: Prepared) -> ToolResult:
+    async def _run(self, call_id: str, prepared: Prepared, *, readonly: bool = False) -> ToolResult:
         self._begun[call_id] = time.monotonic()
+        context = self._context
+        if readonly:
+            context = replace(context, workspace=self._readonly)
         try:
-            return await invoke(prepared, self._context)
+            return await invoke(prepared, context)
         except WorkspaceError as error:
             return ToolResult(str(error), ErrorClass.SANDBOX)
         except EtudeError:
             del self._begun[call_id]  # There was nothing to run it in.
             raise
+
+    async def _readonly(self) -> Workspace:
+        """The workspace for a call that must not write there."""
+        return (await self._context.workspace()).view(Rights(readonly=True))
 
     def _note_permission(self, call_id: str, permission: Permission) -> None:
         """A call that needed nobody's word leaves no event."""

@@ -27,11 +27,13 @@ class Request:
 @dataclass(frozen=True)
 class Permission:
     """The answer; `by` names the rule, the mode or the person that gave it, `reason` is what the
-    model is told of a refusal."""
+    model is told of a refusal. `readonly`: the call may run only where the workspace cannot be
+    written."""
 
     allowed: bool
     by: str
     reason: str = ""
+    readonly: bool = False
 
 
 class Gate(Protocol):

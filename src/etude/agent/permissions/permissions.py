@@ -198,9 +198,11 @@ class Permissions:
                     verdict = await self._ask(request, verdict)
         if verdict.answer is not _Answer.ALLOW:
             return Permission(False, verdict.by, verdict.why)
-        if self.before_change is not None and self._changes(request):
+        # What is taken to only read gets no question and no checkpoint: the mounts see to it.
+        readonly = request.tool == "shell" and reads_only(request.subject)
+        if self.before_change is not None and not readonly and self._changes(request):
             await self.before_change(request)
-        return Permission(True, verdict.by, verdict.why)
+        return Permission(True, verdict.by, verdict.why, readonly)
 
     async def ran(self, request: Request, result: ToolResult) -> None:
         """See `Gate.ran`: tells the hooks."""
@@ -213,7 +215,7 @@ class Permissions:
         if self.mode.readonly:
             return False
         if request.effect is Effect.EXECUTE:
-            return not (request.tool == "shell" and reads_only(request.subject))
+            return True
         return request.effect is Effect.WRITE or request.tool.startswith("mcp__")
 
     async def _ask(self, request: Request, verdict: _Verdict) -> _Verdict:

@@ -55,7 +55,8 @@ def _sed(arguments: Sequence[str]) -> bool:
 
 
 def _uniq(arguments: Sequence[str]) -> bool:
-    """A second file name would be written."""
+    """A second file name would be written. For the words as they stand: of a pattern the shell may
+    make two."""
     if "--" in arguments:
         return False
     return sum(not argument.startswith("-") or argument == "-" for argument in arguments) <= 1
@@ -80,8 +81,22 @@ _CHECKED: dict[str, Callable[[Sequence[str]], bool]] = {
     "tree": _options_but("oR", "--output"),
     "uniq": _uniq,
 }
+_LITERAL = frozenset({"date", "git", "uniq", *_DIRECTORY})
+"""Where one word more, or another one, does something else. The others read every operand."""
 
-_SHOWING = _options_but("", "--output", "--ext-diff", "--show-signature")
+_SHOWING = _options_but(
+    "",
+    "--output",
+    "--ext-diff",
+    "--show-signature",
+    "--textconv",
+    # Other repositories have their own configuration, and programs in it.
+    "--recurse-submodules",
+    "--submodule",
+    # Merging runs the programs that attributes name.
+    "--remerge-diff",
+    "--diff-merges",
+)
 
 
 def _only(*known: str) -> Callable[[Sequence[str]], bool]:
@@ -98,7 +113,7 @@ _GIT: dict[str, Callable[[Sequence[str]], bool]] = {
     "cat-file": lambda arguments: len(arguments) == 2 and arguments[0] in ("-p", "-t", "-s", "-e"),
     "describe": _SHOWING,
     "diff": _SHOWING,
-    "grep": _options_but("O", "--open-files-in-pager"),
+    "grep": _options_but("O", "--open-files-in-pager", "--textconv", "--recurse-submodules"),
     "log": _SHOWING,
     "ls-files": _SHOWING,
     "ls-tree": _SHOWING,
@@ -132,13 +147,14 @@ def only_reads(command: Simple) -> bool:
     name = command.words[0].text
     if name in _ANY_ARGUMENTS:
         return True
-    if any(_becomes_option(word) for word in command.words[1:]):
+    unsure = any(_becomes_option(word) for word in command.words[1:])
+    if unsure or (name in _LITERAL and not command.literal):
         return False
     arguments = [word.text for word in command.words[1:]]
     if name in _DIRECTORY:
-        return command.literal and not any("=" in argument for argument in arguments)
+        return not any("=" in argument for argument in arguments)
     if name == "git":
-        return command.literal and (_git(arguments) or arguments == ["--version"])
+        return _git(arguments) or arguments == ["--version"]
     if name in _VERSIONED:
         return arguments == ["--version"]
     return name in _CHECKED and _CHECKED[name](arguments)

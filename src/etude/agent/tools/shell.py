@@ -27,6 +27,13 @@ _ENVIRONMENT = {
     "EDITOR": "false",
     "VISUAL": "false",
     "GIT_TERMINAL_PROMPT": "0",
+    # A repository's configuration may name programs that git runs for as little as `git status`.
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "log.showSignature",
+    "GIT_CONFIG_VALUE_1": "false",
     "GIT_PAGER": "cat",
     "PAGER": "cat",
     "TERM": "dumb",
