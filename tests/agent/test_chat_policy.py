@@ -429,7 +429,7 @@ def test_each_event_loop_has_its_own_connections() -> None:
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("A_KEY", raising=False)
     base = {"base_url": "http://h/v1", "model": "m"}
-    with pytest.raises(EtudeError, match="context_length"):
+    with pytest.raises(EtudeError, match=r"--context.*prices\.toml"):
         ChatPolicy(ChatServiceSettings(**base), prices=PriceTable(()))
     with pytest.raises(EtudeError, match="A_KEY"):
         ChatPolicy(ChatServiceSettings(**base, context_length=5, api_key_variable="A_KEY"))
