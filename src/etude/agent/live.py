@@ -239,17 +239,14 @@ class LiveSession:
         await self._warn_of_repositories()
 
     async def _warn_of_repositories(self) -> None:
-        """Mounts guard the project's own repository; of new ones the person is warned."""
+        """Mounts guard the project's own repository; of the rest the person is warned."""
         workspace = self.session.workspace
         if workspace is None or self.permissions.rights().readonly:
             return
-        for folder in await workspace.changed_repositories():
-            if folder not in self._warned:
-                self._warned.add(folder)
-                self._say(
-                    f"{folder}/.git was made or changed during this session; look at its config and"
-                    " hooks before git runs in it or in a folder above it"
-                )
+        for sentence in await workspace.changed_repositories():
+            if sentence not in self._warned:
+                self._warned.add(sentence)
+                self._say(sentence)
 
     def _tell(self, sentences: Sequence[str]) -> None:
         for sentence in sentences:

@@ -11,12 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etude.errors import EtudeError
+from etude.sandbox.gitindex import gitlinks
 from etude.sandbox.joiner import REPOSITORY
 from etude.sandbox.protocol import WORKSPACE_ROOT
 
 _SECONDS = 30.0
 _DATA_FOLDERS = ("objects", "refs", "logs")
-_GITLINK = b"160000"
+_SETTINGS = (
+    "core.fsmonitor=false",
+    "core.hooksPath=/dev/null",
+    "safe.directory=*",
+    "safe.bareRepository=explicit",
+)
+_ENVIRONMENT = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "",  # None: nothing is fetched, by no program that a repository names.
+    "GIT_TERMINAL_PROMPT": "0",
+}
 _WORDS = re.compile(r"[\s\"'`;|&()=!<>]+")
 
 
@@ -84,7 +96,7 @@ def read_facts(root: Path) -> GitFacts:
     could run. Raises EtudeError when git fails."""
     if shutil.which("git") is None:
         return GitFacts()
-    top = next((folder for folder in (root, *root.parents) if _is_repository(folder)), root)
+    top = next((folder for folder in (root, *root.parents) if is_repository(folder)), root)
     hooks: set[Path] = set()
     files: set[Path] = set()
     identity: dict[str, str] = {}
@@ -113,13 +125,16 @@ def read_facts(root: Path) -> GitFacts:
 
 
 def _git(folder: Path, *arguments: str) -> bytes:
-    """Git's answer, with nothing that could make it run a program. Raises EtudeError."""
+    """Git's answer, with nothing that could make it run a program. Never asked in a repository
+    below the folder, nor for what needs objects. Raises EtudeError."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "-c", "safe.directory=*"]
+    command = ["git", "-C", str(folder), "--no-optional-locks", "--no-pager"]
+    for setting in _SETTINGS:
+        command += ["-c", setting]
     try:
         done = subprocess.run(
             [*command, *arguments],
-            env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**environment, **_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
@@ -133,7 +148,8 @@ def _git(folder: Path, *arguments: str) -> bytes:
     return done.stdout
 
 
-def _is_repository(folder: Path) -> bool:
+def is_repository(folder: Path) -> bool:
+    """Whether it is the working tree of one, as far as its `.git` shows."""
     git = folder / ".git"
     return git.is_file() or (git / "HEAD").exists()
 
@@ -161,20 +177,36 @@ def _is_file(path: Path) -> bool:
 
 
 def _submodules(root: Path) -> set[Path]:
+    """Raises EtudeError when the folder's own index cannot be read. One below that cannot be read
+    names none: git can do no more with it."""
     found: set[Path] = set()
     stack = [root]
     while stack:
         folder = stack.pop()
-        if not _is_repository(folder):
+        if not is_repository(folder):
             continue
-        for line in _git(folder, "ls-files", "--stage", "-z").split(b"\0"):
-            mode, _, rest = line.partition(b" ")
-            if mode == _GITLINK:
-                path = folder / os.fsdecode(rest.partition(b"\t")[2])
-                if path.is_dir() and path.resolve() == path:
-                    found.add(path)
-                    stack.append(path)
+        git = folder / ".git"
+        try:
+            names = gitlinks(_target(git) if git.is_file() else git)
+        except (OSError, ValueError) as error:
+            if folder == root:
+                raise EtudeError(
+                    f"git's index of {root} cannot be read, so it cannot be a live workspace: "
+                    f"{error}"
+                ) from error
+            continue
+        for name in names:
+            path = folder / name
+            if _is_below(name) and path.is_dir() and path.resolve() == path and path not in found:
+                found.add(path)
+                stack.append(path)
     return found
+
+
+def _is_below(name: str) -> bool:
+    """Whether a path from an index leads downwards, and into no repository."""
+    parts = name.split("/")
+    return not any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
 
 
 def _target(pointer: Path) -> Path:

@@ -11,7 +11,9 @@ so that the next one to close removes also what a session that was killed left b
 
 Not covered, because mounts cannot forbid a name everywhere: a *new* repository that a guest makes
 in a subfolder, or one there that is no submodule. Whoever runs git there trusts it, and so does
-`git status` in the outer one once a guest added it to the index. `changed_repositories` finds them.
+`git status` in the outer one once a guest added it to the index. Nor is what git writes all the
+time, such as the index: links there are removed, and operations that began are told. See `planted`;
+`changed_repositories` tells the person of all of it.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import time
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 from etude.errors import EtudeError
 from etude.machine import state_folder
-from etude.sandbox.gitfacts import GitFacts, read_facts, repositories_of
+from etude.sandbox.gitfacts import GitFacts, is_repository, read_facts, repositories_of
+from etude.sandbox.planted import Planted, changed_repositories, is_bare, open_folder
 from etude.sandbox.protocol import WORKSPACE_ROOT
 
 OWN_FOLDER = ".etude"
@@ -54,6 +60,12 @@ class LiveFolder:
                 f"{self.root} holds your home folder, so it cannot be a live workspace;"
                 " start Etude in a project's folder"
             )
+        names = [path.name for path in self.root.iterdir()]
+        if is_bare(names) and not is_repository(self.root):
+            raise EtudeError(
+                f"{self.root} is a bare git repository, so it cannot be a live workspace;"
+                " start Etude in a working tree of it"
+            )
         self._scratch = scratch
         # Files take their times from a clock that ticks more slowly than ours.
         self._since = time.time_ns() - _TICK_NS
@@ -61,16 +73,23 @@ class LiveFolder:
         key = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:32]
         self._journal = state_folder() / "live" / key
         self._facts: tuple[tuple[object, ...], GitFacts] | None = None
+        self._known: tuple[Path, ...] | None = None
+        self._planted: Planted | None = None
         self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _share(self._lock, self.root)
             self.arguments = self._arguments()
+            self._planted = Planted(self._repositories())
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Remove the stand-ins, unless another live workspace of the folder needs them."""
+        """Remove planted links, and the stand-ins unless another live workspace of the folder
+        needs them."""
+        if self._planted is not None:
+            with contextlib.suppress(OSError, EtudeError):
+                self._planted.remove_links(self._repositories())
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -119,12 +138,36 @@ class LiveFolder:
         return found
 
     def facts(self) -> GitFacts:
-        """What git says about the folder, asked again when its files changed."""
+        """What git says about the folder, asked again when its configuration changed. Submodules
+        are those that were there at first: a guest may write the index, and what it adds there is
+        its own."""
         git = self.root / ".git"
-        signature = tuple(_state(path) for path in (git, git / "config", git / "index"))
+        signature = tuple(_state(path) for path in (git, git / "config"))
         if self._facts is None or self._facts[0] != signature:
             self._facts = (signature, read_facts(self.root))
-        return self._facts[1]
+        facts = self._facts[1]
+        # One that was taken away and comes back is new.
+        known = facts.submodules if self._known is None else self._known
+        self._known = tuple(path for path in known if path.is_dir())
+        return replace(facts, submodules=self._known)
+
+    def _repositories(self) -> list[Path]:
+        """Where git keeps what it writes for the folder and its submodules."""
+        facts = self.facts()
+        found: list[Path] = []
+        for folder in (self.root, *facts.submodules):
+            git = folder / ".git"
+            if git.is_symlink():
+                raise EtudeError(_link(git))
+            if git.is_file():
+                found += repositories_of(git, self.root)
+            elif git.is_dir():
+                found.append(git)
+        if facts.linked is not None:
+            found.append(facts.linked.folder)
+            if facts.linked.common is not None:
+                found.append(facts.linked.common)
+        return found
 
     def guarded(self) -> list[str]:
         """Paths in the guest that the next command must find read-only; makes the stand-ins.
@@ -133,7 +176,7 @@ class LiveFolder:
         found: list[Path] = []
         for folder in (self.root, *facts.submodules):
             git = folder / ".git"
-            if git.is_symlink():
+            if git.is_symlink() or folder.resolve() != folder:
                 raise EtudeError(_link(git))
             if git.is_file():
                 found.append(git)
@@ -163,26 +206,14 @@ class LiveFolder:
         ]
 
     def changed_repositories(self) -> list[str]:
-        """Repositories in subfolders, relative to the folder, that were made or reconfigured since
-        it is shown live, by whoever; submodules are guarded and left out. Walks all folders."""
-        guarded = {self.root, *self.facts().submodules}
-        found: list[str] = []
-        for folder, folders, files in os.walk(self.root):
-            here = Path(folder)
-            if ".git" in (*folders, *files) and here not in guarded:
-                git = here / ".git"
-                places = (git, git / "config", git / "hooks", *(git / name for name in _FILES))
-                if any(self._changed(place) for place in places):
-                    found.append(str(here.relative_to(self.root)))
-            folders[:] = [name for name in folders if name != ".git"]
-        return sorted(found)
-
-    def _changed(self, path: Path) -> bool:
-        # The time of change cannot be set back by a program, unlike that of modification.
-        try:
-            return path.lstat().st_ctime_ns >= self._since
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        """Sentences for the person: what was made in the folder since it is shown live, by
+        whoever, that their own git may fall for. Removes planted links. Walks all folders."""
+        assert self._planted is not None
+        known = {self.root, *self.facts().submodules}
+        found = changed_repositories(self.root, known, self._since)
+        repositories = self._repositories()
+        links = self._planted.remove_links(repositories)
+        return [*links, *self._planted.operations(repositories), *found]
 
     def _of_repository(self, git: Path) -> list[Path]:
         folders = [self._folder(git / name) for name in _FOLDERS]
@@ -203,7 +234,8 @@ class LiveFolder:
             raise EtudeError(_link(path))
         if not path.exists():
             self._make_note(path)
-            path.mkdir()
+            with _opened(path.parent) as folder:
+                os.mkdir(path.name, dir_fd=folder)
             self._made.append(path)
         elif path.name == ".git" and path not in self._made and not any(path.iterdir()):
             self._made.append(path)  # Left by a session that was killed.
@@ -214,11 +246,15 @@ class LiveFolder:
             raise EtudeError(_link(path))
         if not path.exists():
             # Never half written: git outside may look at any moment.
-            draft = path.with_name(f"{path.name}{_DRAFT}{os.getpid()}")
+            draft = path.with_name(f"{path.name}{_DRAFT}{secrets.token_hex(8)}")
             self._make_note(path)
             self._make_note(draft)
-            draft.write_bytes(data)
-            draft.rename(path)
+            # Where the guest may write: nothing that it put there is followed or written to.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with _opened(path.parent) as folder:
+                with os.fdopen(os.open(draft.name, flags, 0o644, dir_fd=folder), "wb") as file:
+                    file.write(data)
+                os.rename(draft.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             self._made.append(path)
         elif path.name == "commondir" and path not in self._made and path.read_bytes() == data:
             self._made.append(path)
@@ -240,6 +276,15 @@ class LiveFolder:
                 " the include, so that nothing else can create it"
             )
         return path
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Generator[int]:
+    descriptor = open_folder(folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -167,8 +167,9 @@ class Workspace(Protocol):
     # `diff` wait for running commands, and end the background jobs of a copy-on-write workspace.
 
     async def changed_repositories(self) -> list[str]:
-        """Of a live workspace: git repositories in subfolders that were made or reconfigured
-        while it was shown. Git runs what their files name, so a person should look first."""
+        """Of a live workspace: sentences for the person about git repositories in it that were
+        made or reconfigured while it was shown, operations that began, and links in `.git`, which
+        this removes. Git runs what their files name, so a person should look first."""
         ...
 
     async def fork(self) -> Workspace:

@@ -208,9 +208,9 @@ class BubblewrapWorkspace:
         )
 
     async def changed_repositories(self) -> list[str]:
-        """Git repositories in subfolders of a live folder that were made or reconfigured since it
-        was opened, submodules aside: git must not be run in them, nor in the folder once its index
-        names them, before a person has looked at their configuration and hooks."""
+        """Sentences for the person about what was made in a live folder since it was opened that
+        git outside may fall for: repositories that were made or reconfigured, the submodules of
+        then aside, operations to go on with, and links in `.git`, which this removes."""
         self._check_open()
         return await self._place.changed_repositories()
 
