@@ -72,6 +72,7 @@ def test_our_git_runs_nothing_of_a_repository_that_the_guest_made(
             added = await shell(workspace, "git add evil 2>&1; git ls-files --stage evil")
             assert "160000" in added.stdout
             assert (await shell(workspace, "echo next")).stdout == "next\n"
+            assert not marker.exists()
             assert any(t.startswith("evil/.git") for t in await workspace.changed_repositories())
         assert not marker.exists()
         async with live(sandbox, repository) as workspace:  # Now it is known from the start.
@@ -205,6 +206,8 @@ def test_links_in_git_s_folder_are_removed(
             assert await workspace.changed_repositories() == []
             await shell(workspace, attack)
             assert len(links()) == len(names) + 1
+            await shell(workspace, "true")  # Before each command, as between turns.
+            assert links() == ["ff", "mine"]
             told = await workspace.changed_repositories()
             assert links() == ["mine"]
             assert len([each for each in told if "was made a link to" in each]) == len(names)
@@ -245,6 +248,12 @@ def test_a_submodule_of_this_session_is_told(sandbox: BubblewrapSandbox, reposit
             await shell(workspace, made)
             told = await workspace.changed_repositories()
             assert [each.split("/.git was")[0] for each in told] == ["new"]
+            # Very deep folders hide nothing and end nothing.
+            deep = "for n in $(seq 90); do mkdir -p $d; cd $d; done"
+            await shell(workspace, f"d={'d/' * 30}; {deep}; git init -q")
+            assert len(await workspace.changed_repositories()) >= 2
+            await shell(workspace, "rm -rf d")  # Too deep for pytest to tidy up.
+            assert not (repository / "d").exists()
 
     asyncio.run(main())
 

@@ -170,9 +170,11 @@ class LiveFolder:
         return found
 
     def guarded(self) -> list[str]:
-        """Paths in the guest that the next command must find read-only; makes the stand-ins.
-        Raises EtudeError and OSError."""
+        """Paths in the guest that the next command must find read-only; makes the stand-ins, and
+        removes planted links. Raises EtudeError and OSError."""
         facts = self.facts()
+        if self._planted is not None:
+            self._planted.remove_links(self._repositories(), objects=False)
         found: list[Path] = []
         for folder in (self.root, *facts.submodules):
             git = folder / ".git"

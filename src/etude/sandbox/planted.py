@@ -44,7 +44,9 @@ class Planted:
 
     def __init__(self, repositories: list[Path]) -> None:
         self._links = {
-            repository: {path: target for path, target, _, _ in _links(repository, [])}
+            repository: {
+                path: target for path, target, _, _ in _links(repository, [], objects=True)
+            }
             for repository in repositories
         }
         self._operations = {
@@ -55,13 +57,14 @@ class Planted:
         }
         self._removed: list[str] = []
 
-    def remove_links(self, repositories: list[Path]) -> list[str]:
-        """Remove the links that came since to the repositories of now. A sentence for each that
-        ever did, and for what could not be looked into."""
+    def remove_links(self, repositories: list[Path], *, objects: bool = True) -> list[str]:
+        """Remove the links that came since to the repositories of now, those of their objects,
+        which are many files, aside if so asked. A sentence for each that ever did, and for what
+        could not be looked into."""
         unseen: list[str] = []
         for repository in repositories:
             before = self._links.get(repository, {})
-            for path, target, name, folder in _links(repository, unseen):
+            for path, target, name, folder in _links(repository, unseen, objects=objects):
                 if before.get(path) == target or _is_branch(path, target):
                     continue
                 with contextlib.suppress(FileNotFoundError):
@@ -88,7 +91,9 @@ def _is_branch(path: str, target: str) -> bool:
     return path == "HEAD" and target.startswith("refs/") and ".." not in target.split("/")
 
 
-def _links(repository: Path, unseen: list[str]) -> Iterator[tuple[str, str, str, int]]:
+def _links(
+    repository: Path, unseen: list[str], *, objects: bool
+) -> Iterator[tuple[str, str, str, int]]:
     """Each link in it: its path there, its target, its name in the folder of the descriptor,
     which is open only until the next one is asked for."""
     try:
@@ -97,13 +102,13 @@ def _links(repository: Path, unseen: list[str]) -> Iterator[tuple[str, str, str,
         unseen.append(f"{_shown(repository)} cannot be opened, so it was not looked through")
         return
     try:
-        yield from _links_below(descriptor, repository, "", unseen)
+        yield from _links_below(descriptor, repository, "", unseen, objects=objects)
     finally:
         os.close(descriptor)
 
 
 def _links_below(
-    descriptor: int, repository: Path, prefix: str, unseen: list[str]
+    descriptor: int, repository: Path, prefix: str, unseen: list[str], *, objects: bool = True
 ) -> Iterator[tuple[str, str, str, int]]:
     try:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
@@ -119,6 +124,8 @@ def _links_below(
                 with contextlib.suppress(OSError):  # It is gone again, or no link any more.
                     target = os.readlink(name, dir_fd=readable)
                     yield f"{prefix}{name}", target, name, readable
+            elif folder and not objects and name == "objects":
+                continue
             elif folder and prefix.count("/") >= _DEEPEST:
                 place = _shown(repository / prefix)
                 unseen.append(f"folders below {place} lie too deep to be looked through for links")
@@ -144,10 +151,12 @@ def changed_repositories(root: Path, known: set[Path], since: int) -> list[str]:
     """A sentence for each repository in `root`, also a bare one, that was made or reconfigured
     since (ns); those that are known aside, which are guarded. Walks all folders."""
     found: list[str] = []
-    for folder, folders, files in os.walk(root):
-        here = Path(folder)
-        names = {*folders, *files}
+    for here, names, folders in _walk(root):
         place = _shown(here.relative_to(root))
+        if names is None:
+            if _changed(here, since):
+                found.append(f"{place} cannot be read, so it was not looked through")
+            continue
         if ".git" in names and here not in known and _reconfigured(here / ".git", since):
             found.append(
                 f"{place}/.git was made or changed during this session; look at its config and"
@@ -162,17 +171,36 @@ def changed_repositories(root: Path, known: set[Path], since: int) -> list[str]:
     return sorted(found)
 
 
+def _walk(root: Path) -> Iterator[tuple[Path, set[str] | None, list[str]]]:
+    """Each folder, the names in it, or None if it cannot be read, and those of folders, which may
+    be taken out. Not `os.walk`: that ends with an error where folders lie very deep."""
+    stack = [root]
+    while stack:
+        here = stack.pop()
+        folders: list[str] = []
+        try:
+            with os.scandir(here) as entries:
+                found = [(each.name, each.is_dir(follow_symlinks=False)) for each in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            yield here, None, folders
+            continue
+        folders += [name for name, folder in found if folder]
+        yield here, {name for name, _ in found}, folders
+        stack += [here / name for name in folders]
+
+
 def _reconfigured(git: Path, since: int) -> bool:
     """Whether what makes git run programs changed in a repository, or in those inside of it."""
     marks = ("", "HEAD", "hooks", *_CONFIGURING)
     if any(_changed(git / mark, since) for mark in marks):
         return True
-    for folder, folders, files in os.walk(git):
-        here = Path(folder)
+    for here, names, folders in _walk(git):
         hooks = "hooks" in here.relative_to(git).parts
         if any(
             _changed(here / name, since)
-            for name in (*files, *folders)
+            for name in names or ()
             if hooks or name in _CONFIGURING or name == "hooks"
         ):
             return True
@@ -186,6 +214,8 @@ def _changed(path: Path, since: int) -> bool:
         return path.lstat().st_ctime_ns >= since
     except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:
+        return True  # It lies deeper than a path can tell.
 
 
 def _shown(path: Path | str) -> str:
