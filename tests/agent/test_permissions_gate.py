@@ -686,6 +686,87 @@ def test_a_script_that_changes_during_the_session_does_not_run(tmp_path: Path) -
     assert mark.read_text() == "x"
 
 
+def approved_hook(tmp_path: Path, theirs: Hook) -> Approvals:
+    approvals = Approvals(tmp_path / "approvals.json")
+    brought = hook_brought(theirs, tmp_path / "p")
+    approvals.approve(brought.kind, brought.project, brought.content)
+    return approvals
+
+
+@pytest.mark.parametrize("as_program", [False, True])
+def test_a_hook_runs_the_bytes_that_were_looked_at(tmp_path: Path, as_program: bool) -> None:
+    """The file is exchanged after the look and before the start, by a hook that runs first."""
+    project, mark = tmp_path / "p", tmp_path / "ran"
+    path = project / "hooks" / "guard.py"
+    path.parent.mkdir(parents=True)
+    approved = f"open({str(mark)!r}, 'a').write('approved')"
+    path.write_text(f"#!{sys.executable}\n{approved}\n")
+    path.chmod(0o755)
+    theirs = hook(HookEvent.BEFORE_TOOL, "hooks/guard.py")
+    if as_program:
+        theirs = Hook(event=HookEvent.BEFORE_TOOL, command=("hooks/guard.py",))
+    approvals = approved_hook(tmp_path, theirs)
+    evil = path.read_text().replace("approved", "evil")
+    swap = script(tmp_path / "swap.py", f"open({str(path)!r}, 'w').write({evil!r})")
+    hooks = Hooks(project, [hook(HookEvent.BEFORE_TOOL, str(swap))], [theirs], approvals)
+    assert asyncio.run(hooks.before_tool(call("read", "x"))).refusal is None
+    assert "evil" in path.read_text() and mark.read_text() == "approved"
+    outcome = asyncio.run(hooks.before_tool(call("read", "x")))  # Not silent from now on.
+    assert "hooks/guard.py was changed" in str(outcome.refusal)
+    assert mark.read_text() == "approved"
+
+
+@pytest.mark.parametrize("how", ["changed", "removed", "link"])
+def test_an_approved_guard_does_not_fall_silent(tmp_path: Path, how: str) -> None:
+    project = tmp_path / "p"
+    path = script(project / "guard.py", "sys.exit(2)")
+    theirs = hook(HookEvent.BEFORE_TOOL, "guard.py", tools=("shell",))
+    approvals = approved_hook(tmp_path, theirs)
+    permissions = Permissions(
+        project, mode=Mode.AUTO, hooks=Hooks(project, (), [theirs], approvals)
+    )
+    assert not check(permissions, shell("make")).allowed
+    text = path.read_text()
+    path.unlink()
+    if how == "changed":
+        path.write_text("")
+    elif how == "link":
+        (project / "other.py").write_text("")
+        path.symlink_to("other.py")
+    permission = check(permissions, shell("make"))
+    assert not permission.allowed and "the approved hook" in permission.reason
+    assert check(permissions, call("read", "x")).allowed  # It guards the shell only.
+    path.unlink(missing_ok=True)
+    path.write_text(text.replace("2", "0"))
+    approved_hook(tmp_path, theirs)  # The person looked again.
+    assert check(permissions, shell("make")).allowed
+    approvals.revoke(project)  # Unchanged, and no longer wanted.
+    assert check(permissions, shell("make")).allowed
+
+
+def test_a_copied_hook_finds_the_other_files_that_it_names(tmp_path: Path) -> None:
+    project, mark = tmp_path / "p", tmp_path / "ran"
+    body = f"open({str(mark)!r}, 'w').write(open(sys.argv[1].split('=')[1]).read() + os.getcwd())"
+    script(project / "a" / "hook.py", body)
+    write(project / "a" / "conf", "settings of ")
+    theirs = hook(HookEvent.STOP, "a/hook.py", "--config=a/conf")
+    hooks = Hooks(project, (), [theirs], approved_hook(tmp_path, theirs))
+    assert asyncio.run(hooks.stop("s", "finished", "")).failures == ()
+    assert mark.read_text() == f"settings of {project}"
+
+
+def test_a_hook_takes_no_program_from_the_projects_folder_of_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An active virtual environment in the project is in PATH, and a session writes there."""
+    program = write(tmp_path / ".venv" / "bin" / "checker", "#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    hooks = Hooks(tmp_path, [Hook(event=HookEvent.STOP, command=("checker",))])
+    (failure,) = asyncio.run(hooks.stop("s", "finished", "")).failures
+    assert "no such program" in failure
+
+
 def test_an_approval_is_of_one_project_and_content(tmp_path: Path) -> None:
     approvals = Approvals(tmp_path / "s" / "approvals.json")
     content = {"command": ["x", "y"], "n": 1}

@@ -14,9 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.agent.checkpoints import Checkpoints
+from etude.agent.mcp.definitions import Origin, ServerDefinition, ServerSettings
 from etude.agent.permissions import Decision, Mode, Permissions, Question, Request, reading
+from etude.agent.permissions.bash import Simple
 from etude.agent.permissions.hidden import HiddenFiles
+from etude.agent.permissions.hooks import Hooks
 from etude.agent.permissions.rules import Kind, PathRule, Placed, parse_rule
+from etude.agent.permissions.settings import Hook, HookEvent
 from etude.agent.session import Session
 from etude.agent.settings import SessionSettings
 from etude.agent.token_policy import TokenPolicy
@@ -286,6 +290,10 @@ def test_looking_again_is_cheap(tmp_path: Path) -> None:
 # What only reads is held to it
 
 
+def _anything(command: Simple) -> bool:
+    return bool(command.words)
+
+
 def test_a_command_taken_to_read_cannot_write(
     sandbox: Sandbox, project: Path, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +307,7 @@ def test_a_command_taken_to_read_cannot_write(
     ]
     found = results(play(sandbox, project, script, Permissions(project), turns, True))
     assert [kind for _, kind in found] == ["refused"] * 4 + [None]
-    monkeypatch.setattr(reading, "only_reads", lambda command: True)
+    monkeypatch.setattr(reading, "only_reads", _anything)
     script.prompts.clear()
     script.answers.clear()
     calls: Calls = [
@@ -341,3 +349,30 @@ def test_looking_at_a_repository_runs_nothing_of_its_configuration(
         play(sandbox, project, script, Permissions(project, mode=Mode.AUTO), turns, True)
     )
     assert "mark" in found[0][0]  # The attack is real.
+
+
+def test_no_guest_writes_what_runs_outside(sandbox: Sandbox, project: Path, script: Any) -> None:
+    """Files of hooks and of tool servers stay as they are, under every name; the rest is free."""
+    for name in ("tools/guard.sh", "tools/server.js"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("exit 0\n")
+    os.link(project / "tools" / "guard.sh", project / "second-name")
+    own = Hook(event=HookEvent.BEFORE_TOOL, command=("/bin/sh", "tools/guard.sh"))
+    gate = Permissions(project, mode=Mode.AUTO, hooks=Hooks(project, [own]))
+    server = ServerSettings(command="node", args=("tools/server.js",))
+    gate.protect(ServerDefinition("s", Origin.PROJECT, server).files(project))
+    attacks = (
+        "echo evil > tools/guard.sh",
+        "echo evil >> second-name",
+        "rm -f tools/server.js",
+        "mv tools other",
+        "echo evil > new && mv -f new tools/server.js",
+    )
+    turns: list[Calls] = [[("shell", {"command": command})] for command in attacks]
+    turns.append([("edit", {"path": "tools/guard.sh", "old": "exit 0", "new": "evil"})])
+    turns.append([("shell", {"command": "echo x > tools/free"})])
+    found = results(play(sandbox, project, script, gate, turns, True))
+    assert all(kind is not None for _, kind in found[:-1])
+    for name in ("tools/guard.sh", "tools/server.js"):
+        assert (project / name).read_text() == "exit 0\n"
+    assert found[-1][1] is None and (project / "tools" / "free").exists()

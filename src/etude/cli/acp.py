@@ -246,6 +246,7 @@ class EditorAgent:
         live = await open_live(
             drivers, options, store=bench.store, resume=resume, about=bench.about
         )
+        live.permissions.protect(servers.files)
         session.attach(live, servers)
 
     async def _open_bench(self, project: Path) -> Bench:

@@ -149,6 +149,7 @@ async def open_session(
     except BaseException:
         await servers.close()
         raise
+    live.permissions.protect(servers.files)
     for complaint in (live.dropped, servers.pending_sentence, *servers.complaints):
         if complaint:
             say(complaint)

@@ -20,7 +20,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from etude.agent.permissions.approvals import Brought, command_content
+from etude.agent.permissions.approvals import (
+    Brought,
+    command_content,
+    named_files,
+    paths_inside,
+)
 from etude.agent.permissions.settings import (
     PROJECT_FILE,
     read_project_file,
@@ -94,12 +99,20 @@ class ServerDefinition:
         project's files that its command line names. Libraries that those files load are not
         seen."""
         written = self.settings.model_dump(mode="json", exclude_defaults=True)
+        files = named_files(self._words(), project)
+        content = command_content({"name": self.name, **written}, files)
+        return Brought(APPROVAL_KIND, project, content)
+
+    def files(self, project: Path) -> list[str]:
+        """The project's files that its command line names, relative to the project."""
+        return paths_inside(self._words(), project)
+
+    def _words(self) -> list[str]:
         words = [] if self.settings.command is None else [self.settings.command]
         words += self.settings.args
         if self.settings.cwd:
             words += [f"{self.settings.cwd}/{word}" for word in words]
-        content = command_content({"name": self.name, **written}, words, project)
-        return Brought(APPROVAL_KIND, project, content)
+        return words
 
 
 @dataclass(frozen=True)

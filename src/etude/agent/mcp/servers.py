@@ -79,7 +79,8 @@ class ServerTool(Tool[ServerArguments]):
 
 class ToolServers:
     """The servers that run. `tools` are theirs; `pending` what waits for a person's approval;
-    `complaints` are sentences about what cannot be used. Use as an async context manager."""
+    `complaints` are sentences about what cannot be used; `files` are those of the project that run
+    as servers, relative to it, which no guest may write. Use as an async context manager."""
 
     def __init__(
         self,
@@ -87,10 +88,12 @@ class ToolServers:
         tools: Sequence[ServerTool],
         pending: Sequence[Brought],
         complaints: Sequence[str],
+        files: Sequence[str] = (),
     ) -> None:
         self.tools = tuple(tools)
         self.pending = tuple(pending)
         self.complaints = tuple(complaints)
+        self.files = tuple(files)
         self._connections = tuple(connections)
 
     async def __aenter__(self) -> ToolServers:
@@ -150,10 +153,12 @@ async def open_servers(
     )
     connections: list[ServerConnection] = []
     pending: list[Brought] = []
+    files: list[str] = []
     for definition in found.servers:
         allowed = _allowed(definition, project, store)
         if await asyncio.to_thread(allowed):
             connections.append(ServerConnection(definition, around, allowed))
+            files += definition.files(project)
         else:
             pending.append(definition.brought(project))
     if connections and importlib.util.find_spec("mcp") is None:
@@ -175,7 +180,7 @@ async def open_servers(
             lent, faults = _tools_of(connection)
             tools += lent
             complaints += faults
-    return ToolServers(connections, tools, pending, complaints)
+    return ToolServers(connections, tools, pending, complaints, files)
 
 
 def _allowed(definition: ServerDefinition, project: Path, store: Approvals) -> Callable[[], bool]:

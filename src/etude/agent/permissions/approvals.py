@@ -40,29 +40,64 @@ class Brought:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def command_content(
-    definition: Mapping[str, Any], command: Sequence[str], project: Path
-) -> dict[str, Any]:
-    """The content of a definition that runs a command: itself, and the digest of every file of
-    the project that the command names, so that a changed script asks again. What those files load
-    in turn is not looked at."""
+@dataclass(frozen=True)
+class NamedFile:
+    """A file of the project that a command names. `real` is where it lies, links followed, which
+    may be elsewhere; `data` are the bytes that are approved."""
+
+    name: str
+    real: str
+    data: bytes
+
+
+def named_paths(command: Sequence[str], project: Path) -> dict[str, str]:
+    """What of the project a command may name: where each name leads, links followed. Raises
+    EtudeError for a NUL."""
     root = os.path.realpath(project)
-    files: dict[str, str] = {}
+    found: dict[str, str] = {}
     for word in command:
         if "\0" in word:
             raise EtudeError("A command must not contain a NUL character.")
         for name in {word, word.rpartition("=")[2]}:  # `--config=file` names a file too.
-            path = os.path.normpath(os.path.join(root, name))  # noqa: PTH118 (an argument, as text)
-            inside = path.startswith(f"{root}/") or os.path.realpath(path).startswith(f"{root}/")
-            if name and inside:
-                digest = _digest(Path(path))
-                if digest is not None:
-                    files[name] = digest
-    return {"definition": dict(definition), "files": files}
+            path = os.path.join(root, name)  # noqa: PTH118 (an argument, as text)
+            real = os.path.realpath(path)
+            if name and f"{root}/" in (
+                os.path.normpath(path)[: len(root) + 1],
+                real[: len(root) + 1],
+            ):
+                found[name] = real
+    return found
 
 
-def _digest(path: Path) -> str | None:
-    """SHA-256 of a regular file, None when there is none. Raises EtudeError for a huge one."""
+def paths_inside(command: Sequence[str], project: Path) -> list[str]:
+    """The files that a command names and that lie in the project, relative to it."""
+    root = os.path.realpath(project)
+    found = (Path(real) for real in named_paths(command, project).values())
+    return [
+        str(path.relative_to(root))
+        for path in found
+        if path.is_relative_to(root) and path.is_file()
+    ]
+
+
+def named_files(command: Sequence[str], project: Path) -> tuple[NamedFile, ...]:
+    """Those that are there, each read once. Raises EtudeError for a huge one."""
+    read = [
+        (name, real, _bytes(Path(real))) for name, real in named_paths(command, project).items()
+    ]
+    return tuple(NamedFile(name, real, data) for name, real, data in read if data is not None)
+
+
+def command_content(definition: Mapping[str, Any], files: Sequence[NamedFile]) -> dict[str, Any]:
+    """The content of a definition that runs a command: itself, and the digest of every file of
+    the project that the command names, so that a changed script asks again. What those files load
+    in turn is not looked at."""
+    digests = {file.name: hashlib.sha256(file.data).hexdigest() for file in files}
+    return {"definition": dict(definition), "files": digests}
+
+
+def _bytes(path: Path) -> bytes | None:
+    """A regular file, None when there is none. Raises EtudeError for a huge one."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -72,9 +107,10 @@ def _digest(path: Path) -> str | None:
         os.close(descriptor)
         return None
     with os.fdopen(descriptor, "rb") as file:
-        if status.st_size > _LARGEST:
-            raise EtudeError(f"{path} is too large to be approved as part of a command.")
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        data = b"" if status.st_size > _LARGEST else file.read(_LARGEST + 1)
+    if max(status.st_size, len(data)) > _LARGEST:
+        raise EtudeError(f"{path} is too large to be approved as part of a command.")
+    return data
 
 
 class Approvals:

@@ -43,12 +43,13 @@ class _Folder:
 
 
 class HiddenFiles:
-    """The hidden paths of a project, relative to its root."""
+    """The hidden paths of a project, relative to its root: those that rules name, and `files`."""
 
-    def __init__(self, project: Path, rules: Sequence[PathRule]) -> None:
+    def __init__(self, project: Path, rules: Sequence[PathRule], files: Sequence[str] = ()) -> None:
         self._root = project
         names = [(rule, fixed_path(rule.pattern.removesuffix("/**"))) for rule in rules]
         self._fixed = [path for _, path in names if path is not None]
+        self._fixed += [f"{WORKSPACE_ROOT}/{path}" for path in files]
         self._open = [rule.regex for rule, path in names if path is None]
         self._known: dict[str, _Folder] = {}
         self._seen: dict[int, tuple[int, int]] = {}

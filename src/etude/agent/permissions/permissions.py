@@ -145,6 +145,7 @@ class Permissions:
     def __post_init__(self) -> None:
         self._rules = [*BUILT_IN, *self.rules]
         self._exact: dict[str, bool] = {}
+        self._run_outside: list[str] = [] if self.hooks is None else [*self.hooks.files]
         self._asking = asyncio.Lock()
         self._find_hidden()
 
@@ -153,7 +154,13 @@ class Permissions:
         files = [rule for rule in denied if isinstance(rule, PathRule) and rule.tool == "read"]
         self._hidden = HiddenFiles(self.project, files)
         kept = [r for r in denied if isinstance(r, PathRule) and r.tool in ("edit", "write")]
-        self._protected = HiddenFiles(self.project, kept)
+        self._protected = HiddenFiles(self.project, kept, self._run_outside)
+
+    def protect(self, files: Sequence[str]) -> None:
+        """Let no guest write these files of the project (relative paths): they run outside, as the
+        programs of tool servers, and hooks' files are kept anyway."""
+        self._run_outside += files
+        self._find_hidden()
 
     def set_mode(self, mode: Mode) -> str:
         """Change the mode, of running sub-agents too. Returns what to tell the model."""
