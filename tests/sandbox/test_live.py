@@ -336,6 +336,38 @@ def test_the_person_s_own_change_of_git_s_files_ends_what_it_unprotects(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("as_job", [False, True])
+def test_a_hidden_file_that_is_replaced_from_outside_ends_what_would_see_it(
+    sandbox: BubblewrapSandbox, repository: Path, as_job: bool
+) -> None:
+    """An editor saves by renaming; what started before looks at that place until it is killed."""
+    (repository / ".env").write_text("old")
+    # Long enough for the watch, which looks at intervals.
+    script = "while sleep 5; do cat .env; done"
+
+    async def main() -> None:
+        async with live(sandbox, repository) as whole:
+            view = whole.view(Rights(hidden=(".env",)))
+            job = await view.start(["sh", "-c", script]) if as_job else ""
+            waiting = None if as_job else asyncio.ensure_future(shell(view, script))
+            await asyncio.sleep(0.5)
+            (repository / "draft").write_text("secret")
+            (repository / "draft").rename(repository / ".env")
+            if waiting is not None:
+                result = await waiting
+                assert result.exit_code == 137 and "replaced from outside" in result.stderr
+                assert "secret" not in result.stdout
+            else:
+                deadline = time.monotonic() + 20
+                while any(each.running for each in await view.jobs()):
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.05)
+                assert "secret" not in (await view.output(job))[0]
+            assert "secret" not in (await shell(view, "cat .env")).stdout
+
+    asyncio.run(main())
+
+
 def test_what_the_configuration_names_is_guarded(
     sandbox: BubblewrapSandbox, repository: Path
 ) -> None:

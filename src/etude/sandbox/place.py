@@ -28,7 +28,14 @@ from etude.sandbox.layers import delete_tree, diff_layer
 from etude.sandbox.limits import Group
 from etude.sandbox.live import LiveFolder
 from etude.sandbox.process import Capture, uninterrupted
-from etude.sandbox.protocol import Diff, Image, Limits, Rights, WorkspaceError
+from etude.sandbox.protocol import (
+    WORKSPACE_ROOT,
+    Diff,
+    Image,
+    Limits,
+    Rights,
+    WorkspaceError,
+)
 from etude.sandbox.runfolder import free_bytes
 from etude.sandbox.turns import Turns
 
@@ -139,16 +146,21 @@ class Place:
             except EtudeError as error:
                 raise WorkspaceError(str(error)) from error
 
-    def _bounds(self, holder: Holder, porter: Porter, guarded: list[str]) -> tuple[Bounds, Tree]:
-        check = self._check_of(guarded)
+    def _bounds(
+        self, holder: Holder, porter: Porter, guarded: list[str], rights: Rights
+    ) -> tuple[Bounds, Tree]:
+        check = self._check_of(guarded, rights)
         tree = Tree((holder.monitor_pid, porter.pid), JOINED_OWN - 1)
         return Bounds(self.layer, self.limits, self._group, check), tree
 
-    def _check_of(self, guarded: list[str]) -> Callable[[], str]:
+    def _check_of(self, guarded: list[str], rights: Rights) -> Callable[[], str]:
         live = self._live
         if live is None:
             return lambda: ""
         before = live.identities(guarded)
+        # A program outside that saves by renaming puts a file there that no mount covers.
+        covered = [f"{WORKSPACE_ROOT}/{path}" for path in (*rights.hidden, *rights.protected)]
+        covered_before = live.identities(covered)
 
         def check() -> str:
             free = free_bytes(live.root)
@@ -158,6 +170,8 @@ class Place:
                 return (
                     "git's own files were replaced from outside, which unprotects them; try again"
                 )
+            if live.identities(covered) != covered_before:
+                return "a hidden or protected file was replaced from outside; try again"
             return ""
 
         return check
@@ -183,7 +197,7 @@ class Place:
     async def _run(self, run: Run) -> tuple[Ended, str]:
         holder, porter = await self.open()
         guarded = await self._guarded()
-        bounds, tree = self._bounds(holder, porter, guarded)
+        bounds, tree = self._bounds(holder, porter, guarded, run.rights)
         process = self.launcher.join(
             porter,
             run.command,
@@ -229,7 +243,7 @@ class Place:
             self.check_open()
             holder, porter = await self.open()
             guarded = await self._guarded()
-            bounds, tree = self._bounds(holder, porter, guarded)
+            bounds, tree = self._bounds(holder, porter, guarded, rights)
             tail = Tail(self.limits.output_bytes)
             process = self.launcher.join(
                 porter, command, rights, tail.feed, None, guarded=guarded, keep=True
