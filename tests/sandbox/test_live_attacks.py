@@ -223,6 +223,48 @@ def test_links_in_git_s_folder_are_removed(
     assert secret.read_text() == "host\n"
 
 
+def test_links_of_before_stay_and_are_told(
+    sandbox: BubblewrapSandbox, repository: Path, tmp_path: Path
+) -> None:
+    """A session that was killed may have left them; or the person made them."""
+    (tmp_path / "bashrc").write_text("host\n")
+    (repository / ".git" / "COMMIT_EDITMSG").unlink()
+    (repository / ".git" / "COMMIT_EDITMSG").symlink_to(tmp_path / "bashrc")
+    (repository / ".git" / "logs" / "up").symlink_to("../../../bashrc")
+    (repository / ".git" / "logs" / "within").symlink_to("../refs")
+
+    async def main() -> None:
+        async with live(sandbox, repository) as workspace:
+            told = sorted(await workspace.changed_repositories())
+            assert [each.split(" is a link")[0] for each in told] == [
+                str(repository / ".git" / name) for name in ("COMMIT_EDITMSG", "logs/up")
+            ]
+
+    asyncio.run(main())
+    assert (repository / ".git" / "COMMIT_EDITMSG").is_symlink()
+
+
+def test_links_in_the_repository_of_a_linked_worktree_are_removed(
+    sandbox: BubblewrapSandbox, repository: Path, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    git(repository, "worktree", "add", "--quiet", str(tree))
+    attack = (
+        "cd $(git rev-parse --git-dir); rm -f index; ln -s /etc/passwd index; "
+        "ln -s /etc/passwd COMMIT_EDITMSG; ln -s /etc/passwd ../../refs/heads/x"
+    )
+
+    async def main() -> None:
+        async with live(sandbox, tree) as workspace:
+            await shell(workspace, attack)
+            assert len([path for path in repository.rglob("*") if path.is_symlink()]) == 3
+            told = await workspace.changed_repositories()
+            assert len({each for each in told if "was made a link" in each}) == 3
+            assert not [path for path in repository.rglob("*") if path.is_symlink()]
+
+    asyncio.run(main())
+
+
 def test_operations_that_the_guest_began_are_told(
     sandbox: BubblewrapSandbox, repository: Path
 ) -> None:

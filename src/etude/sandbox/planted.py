@@ -61,11 +61,19 @@ class Planted:
         """Remove the links that came since to the repositories of now, those of their objects,
         which are many files, aside if so asked. A sentence for each that ever did, and for what
         could not be looked into."""
-        unseen: list[str] = []
+        told: list[str] = []
         for repository in repositories:
             before = self._links.get(repository, {})
-            for path, target, name, folder in _links(repository, unseen, objects=objects):
-                if before.get(path) == target or _is_branch(path, target):
+            for path, target, name, folder in _links(repository, told, objects=objects):
+                if _is_branch(path, target):
+                    continue
+                if before.get(path) == target:
+                    # Left by a session that was killed, or the person's own: it stays.
+                    if _leads_out(path, target):
+                        told.append(
+                            f"{_shown(repository / path)} is a link to {_shown(target)}; if you did"
+                            " not make it, remove it, since git writes there"
+                        )
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=folder)
@@ -73,7 +81,7 @@ class Planted:
                     f"{_shown(repository / path)} was made a link to {_shown(target)} during this"
                     " session; it was removed, since git would have written there"
                 )
-        return [*self._removed, *unseen]
+        return [*self._removed, *told]
 
     def operations(self, repositories: list[Path]) -> list[str]:
         """A sentence for each operation that git would go on with and that began since."""
@@ -91,30 +99,34 @@ def _is_branch(path: str, target: str) -> bool:
     return path == "HEAD" and target.startswith("refs/") and ".." not in target.split("/")
 
 
+def _leads_out(path: str, target: str) -> bool:
+    return os.path.normpath(f"{path}/../{target}").startswith("..") or target.startswith("/")
+
+
 def _links(
-    repository: Path, unseen: list[str], *, objects: bool
+    repository: Path, told: list[str], *, objects: bool
 ) -> Iterator[tuple[str, str, str, int]]:
     """Each link in it: its path there, its target, its name in the folder of the descriptor,
     which is open only until the next one is asked for."""
     try:
         descriptor = open_folder(repository)
     except OSError:
-        unseen.append(f"{_shown(repository)} cannot be opened, so it was not looked through")
+        told.append(f"{_shown(repository)} cannot be opened, so it was not looked through")
         return
     try:
-        yield from _links_below(descriptor, repository, "", unseen, objects=objects)
+        yield from _links_below(descriptor, repository, "", told, objects=objects)
     finally:
         os.close(descriptor)
 
 
 def _links_below(
-    descriptor: int, repository: Path, prefix: str, unseen: list[str], *, objects: bool = True
+    descriptor: int, repository: Path, prefix: str, told: list[str], *, objects: bool = True
 ) -> Iterator[tuple[str, str, str, int]]:
     try:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
     except OSError:
         place = _shown(repository / prefix)
-        unseen.append(f"{place} cannot be read, so it was not looked through for links")
+        told.append(f"{place} cannot be read, so it was not looked through for links")
         return
     try:
         with os.scandir(readable) as entries:
@@ -128,13 +140,13 @@ def _links_below(
                 continue
             elif folder and prefix.count("/") >= _DEEPEST:
                 place = _shown(repository / prefix)
-                unseen.append(f"folders below {place} lie too deep to be looked through for links")
+                told.append(f"folders below {place} lie too deep to be looked through for links")
             elif folder:
                 flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     below = os.open(name, flags, dir_fd=readable)
                     try:
-                        yield from _links_below(below, repository, f"{prefix}{name}/", unseen)
+                        yield from _links_below(below, repository, f"{prefix}{name}/", told)
                     finally:
                         os.close(below)
     finally:
