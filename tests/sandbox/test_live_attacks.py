@@ -292,9 +292,11 @@ def test_a_submodule_of_this_session_is_told(sandbox: BubblewrapSandbox, reposit
             assert [each.split("/.git was")[0] for each in told] == ["new"]
             # Very deep folders hide nothing and end nothing.
             deep = "for n in $(seq 90); do mkdir -p $d; cd $d; done"
-            await shell(workspace, f"d={'d/' * 30}; {deep}; git init -q")
-            assert len(await workspace.changed_repositories()) >= 2
-            await shell(workspace, "rm -rf d")  # Too deep for pytest to tidy up.
+            try:
+                await shell(workspace, f"d={'d/' * 30}; {deep}; git init -q")
+                assert len(await workspace.changed_repositories()) >= 2
+            finally:
+                await shell(workspace, "rm -rf d")  # Too deep for pytest to tidy up.
             assert not (repository / "d").exists()
 
     asyncio.run(main())
