@@ -243,7 +243,12 @@ asyncio.run(main())
         user=nobody,
         group=nobody,
         extra_groups=[],
-        env={"PYTHONPATH": _path(), "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+        env={
+            "PYTHONPATH": _path(),
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/nonexistent",
+            "ETUDE_STATE": str(place / "state"),
+        },
         cwd="/",
         capture_output=True,
         text=True,
