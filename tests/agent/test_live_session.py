@@ -356,6 +356,17 @@ def test_what_ran_when_it_was_cut_off_is_not_called_not_run(desk: Desk) -> None:
     desk.run(second, resume=name)
 
 
+def test_each_claim_of_the_final_message_is_set_beside_its_event(desk: Desk) -> None:
+    desk.script(
+        [["write", {"path": "new.py", "content": "a = 1\n"}]],
+        {"text": "I created new.py. All tests pass."},
+    )
+    desk.run(lambda live: live.prompt("Make it."))
+    created, tests = desk.said
+    assert "created new.py" in created and "shown by call-0-0 (turn 0)" in created
+    assert "nothing in the record shows this" in tests
+
+
 def test_what_a_project_forbids_cannot_be_lifted_by_a_command(desk: Desk) -> None:
     own = desk.project / ".etude"
     own.mkdir()

@@ -17,6 +17,7 @@ from etude.agent.budget import Budget
 from etude.agent.checkpoints import Checkpoints
 from etude.agent.delegate import Delegates
 from etude.agent.effort import NOTES, EffortLevel
+from etude.agent.explain import explain, in_one_line
 from etude.agent.instructions import find_skills, read_instructions, skills_text
 from etude.agent.log import SessionLog
 from etude.agent.permissions import Asker, Mode, Permissions, Request
@@ -236,6 +237,9 @@ class LiveSession:
             outcome = await hooks.stop(self.session.session_id, reason, detail)
             failures += outcome.failures
         self._tell(failures)
+        if last.kind is EventKind.STOP and last.data["reason"] == StopReason.FINISHED.value:
+            judged = explain(self.session.events).judged
+            self._tell([in_one_line(claim) for claim in judged])
         await self._warn_of_repositories()
 
     async def _warn_of_repositories(self) -> None:

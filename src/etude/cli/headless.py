@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from etude.agent.explain import explain
 from etude.agent.live import Drivers, LiveSession
 from etude.cli.choices import Choices
 from etude.cli.opening import Bench, Target, open_bench, open_session
@@ -175,6 +176,7 @@ async def _result(live: LiveSession, seen: _Seen, reason: StopReason, error: str
         "session": live.session.session_id,
         "project": str(live.options.project),
         "message": _message(seen.events),
+        "claims": explain(live.session.events).to_json()["claims"],
         "changes": await _changes(live),
         "denials": denials,
         "usage": _usage(seen.events),

@@ -34,6 +34,7 @@ __all__ = [
     "Refusal",
     "Verdict",
     "explain",
+    "in_one_line",
 ]
 
 
@@ -80,6 +81,13 @@ class Explanation:
             for title, lines in blocks
         ]
         return visible("\n\n".join(parts)) + "\n"
+
+
+def in_one_line(judged: Judged) -> str:
+    """A claim with the event that shows it, for standing below the final message."""
+    places = "; ".join(f"{e.call_id} (turn {e.turn}): {e.what}" for e in judged.evidence)
+    told = ", ".join(part for part in (judged.verdict.value, judged.reason) if part)
+    return visible(f"{quoted(judged.claim.sentence)} – {told}{f' by {places}' if places else ''}")
 
 
 def explain(events: Sequence[Event]) -> Explanation:
